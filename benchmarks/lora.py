@@ -44,12 +44,14 @@ def train(way: str, model: str) -> dict[str, float]:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     learner = Learner(config)
     with tempfile.TemporaryDirectory() as folder:
-        learner.start_run(run_start(Path(folder), learning_rate=1e-3), 0)
+        start = run_start(Path(folder), learning_rate=1e-3)
+        learner.start_run(start, 0)
         batches = [
             random_batch(step, SHAPE, vocabulary=VOCABULARY, version=step - 1)
             for step in range(1, ROUNDS + 1)
         ]
-        steps = [learner.train(one, one.step - 1, one.step) for one in batches]
+        parts = [learner.model.plan(one, start).part(0) for one in batches]
+        steps = [learner.train(one, one.step - 1, one.step) for one in parts]
         learner.save(ROUNDS)
         saved = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
     sent = learner.snapshots.get(ROUNDS)

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from services.protocol.run.algorithm import AlgorithmConfig
-from services.protocol.trainer import RunStart, ScoredTrajectory, TrainBatch, TrainGroup
+from services.protocol.train_batch import BatchBuilder, ScoredTrajectory, TrainBatch, TrainGroup
+from services.protocol.trainer import RunStart
 from services.protocol.trajectory import PolicySpan, Trajectory
 
 RUN = "bench"
@@ -52,15 +53,15 @@ def random_batch(step: int, shape: Shape, *, vocabulary: int, version: int = 0) 
     def ids(count: int) -> list[int]:
         return [draw.randrange(vocabulary) for _ in range(count)]
 
-    made = []
+    builder = BatchBuilder(run_id=RUN, step=step)
     for group in range(shape.groups):
         prompt = ids(shape.prompt)
         members = [
             scored(prompt, ids(shape.response), draw.random(), logprob=-8.0, version=version)
             for _ in range(shape.size)
         ]
-        made.append(TrainGroup(group_id=group, trajectories=tuple(members)))
-    return TrainBatch(run_id=RUN, step=step, groups=tuple(made))
+        builder.add(TrainGroup(group_id=group, trajectories=tuple(members)))
+    return builder.batch()
 
 
 def run_start(folder: Path, **algorithm: Any) -> RunStart:

@@ -16,13 +16,8 @@ from benchmarks.schedules.hardware import Hardware, Trace, simulated
 from benchmarks.schedules.rollouts import Rollouts
 from services.orchestrator.core.context import Peers
 from services.protocol.reward.reward_service import Score, ScoreJob
-from services.protocol.trainer import (
-    CheckpointReport,
-    RunStart,
-    TrainBatch,
-    TrainerState,
-    TrainReport,
-)
+from services.protocol.train_batch import TrainBatch
+from services.protocol.trainer import CheckpointReport, RunStart, TrainerState, TrainReport
 from tests.orchestrator.fakes import no_load, score
 
 
@@ -80,7 +75,7 @@ class Trainer:
     async def train(self, batch: TrainBatch) -> TrainReport:
         """See `Trainer`."""
         await asyncio.sleep(self._hardware.train_s)
-        groups = tuple(group.group_id for group in batch.groups)
+        groups = tuple(batch.group_ids.tolist())
         self.steps.append(Step(ended=asyncio.get_running_loop().time(), groups=groups))
         return TrainReport(
             step=batch.step,

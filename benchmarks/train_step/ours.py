@@ -13,9 +13,10 @@ from benchmarks.random_batch import RUN, run_start, scored
 from benchmarks.report import options_of
 from benchmarks.train_step.batch import GROUP_SIZE, VOCABULARY, Answer, Watch, answer_calls, read
 from services.protocol.run.algorithm import AlgorithmConfig
-from services.protocol.trainer import TrainBatch, TrainGroup
-from services.trainer.batch.batching import plan_minibatches, rows_of
+from services.protocol.train_batch import BatchBuilder, TrainBatch, TrainGroup
+from services.trainer.batch.batching import PassLimits
 from services.trainer.batch.collate import MicroBatch, collate
+from services.trainer.batch.step_plan import plan_step
 from services.trainer.config import MIB, TrainerConfig
 from services.trainer.model.packed_attention import PACKED, packed_hidden, padded_hidden
 from services.trainer.model.token_logprobs import Logits, token_logprobs
@@ -44,14 +45,16 @@ class Steps:
     def start(self, **algorithm: Any) -> None:
         """Begin a run under an algorithm; the next steps are its first ones."""
         self._step = 0
-        self._learner.start_run(run_start(self._folder, learning_rate=1e-6, **algorithm), 0)
+        self._run = run_start(self._folder, learning_rate=1e-6, **algorithm)
+        self._learner.start_run(self._run, 0)
 
     def take(self) -> dict[str, float]:
         """Seconds of one train step."""
         self._step += 1
-        batch = TrainBatch(run_id=RUN, step=self._step, groups=self._groups)
+        batch = batch_of(self._step, self._groups)
         watch = Watch()
-        self._learner.train(batch, self._step - 1, self._step)
+        part = self._learner.model.plan(batch, self._run).part(0)
+        self._learner.train(part, self._step - 1, self._step)
         return watch.read()
 
 
@@ -66,6 +69,14 @@ def groups_of(answers: list[Answer]) -> tuple[TrainGroup, ...]:
     )
 
 
+def batch_of(step: int, groups: tuple[TrainGroup, ...]) -> TrainBatch:
+    """The groups as the batch of a step."""
+    builder = BatchBuilder(run_id=RUN, step=step)
+    for group in groups:
+        builder.add(group)
+    return builder.batch()
+
+
 class Bare:
     """Nothing but forward and backward of the same tokens by transformers and torch.
 
@@ -77,15 +88,16 @@ class Bare:
         self._causal: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="sdpa"
         )
-        batch = TrainBatch(run_id=RUN, step=1, groups=groups_of(answers))
-        self._rows = rows_of(batch, AlgorithmConfig())
+        self._batch = batch_of(1, groups_of(answers))
         self._padded, self._packed = self._layout(padded=True), self._layout(padded=False)
 
     def _layout(self, *, padded: bool) -> list[MicroBatch]:
-        (plan,) = plan_minibatches(
-            self._rows, count=1, world_size=1, max_tokens=MICRO_BATCH_TOKENS, seed="", padded=padded
+        limits = PassLimits(world_size=1, max_tokens=MICRO_BATCH_TOKENS, padded=padded)
+        plan = plan_step(
+            self._batch, AlgorithmConfig(), seed="", limits=limits, vocabulary=VOCABULARY
         )
-        return [collate([self._rows[i] for i in micro], 0) for micro in plan.ranks[0]]
+        (micros,) = plan.part(0).micro_batches()
+        return [collate(rows, 0) for rows in micros]
 
     def pass_over(self, *, packed: bool, backward: bool = True) -> dict[str, float]:
         """Seconds of a forward pass over all rows, and of the backward one."""

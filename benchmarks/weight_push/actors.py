@@ -8,7 +8,7 @@ import asyncio
 import itertools
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -16,9 +16,9 @@ import cloudpickle
 import ray
 
 from services.peers import bus_peer
-from services.protocol.trainer import TrainBatch
 from services.rollout_server.config import RolloutServerConfig
 from services.rollout_server.engine.engine_environment import engine_sockets, environment
+from services.trainer.batch.rank_batch import RankBatch
 from services.trainer.rank.rank import TrainerRank
 from services.trainer.rank.rank_messages import RankStep
 
@@ -86,10 +86,10 @@ def delta_bytes(rank: Rank, version: int) -> int:
     return sum(source.encoded(bucket, version - 1).payload.numel() for bucket in buckets)
 
 
-def timed_train(rank: Rank, batch: TrainBatch, version: int) -> tuple[RankStep, float]:
+def timed_train(rank: Rank, parts: Sequence[RankBatch], version: int) -> tuple[RankStep, float]:
     """A train step with its snapshot, and the CPU seconds of the thread that did both."""
     began = time.thread_time()
-    step = rank._loaded().train(batch, 0, version)
+    step = rank._loaded().train(parts[rank._rank], 0, version)
     return step, time.thread_time() - began
 
 

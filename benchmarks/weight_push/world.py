@@ -13,6 +13,7 @@ from benchmarks.models import make_model
 from benchmarks.random_batch import Shape, random_batch, run_start
 from benchmarks.weight_push import actors
 from services.peers import bus_peer
+from services.protocol.trainer import RunStart
 from services.protocol.weights.weight_bus import ReplicaState, WeightBus
 from services.protocol.weights.weights import WeightManifest
 from services.rollout_server.config import RolloutServerConfig
@@ -96,7 +97,7 @@ class World:
         await asyncio.wait_for(asyncio.gather(*starts), DEADLINE_S)
         group.model = (await models)[0]
         world = cls(group=group, replicas=made, keeper=keeper, folder=folder)
-        await world.call("start_run", run_start(folder), 0)
+        await world.call("start_run", world.run, 0)
         # Replicas without weights get them, and a lease once the canary is scored.
         world.version = 0
         await world.bus.publish(world._manifest(0, await world.call("snapshot", 0)))
@@ -104,6 +105,11 @@ class World:
         async with asyncio.timeout(DEADLINE_S):
             await world._follow(0)
         return world
+
+    @property
+    def run(self) -> RunStart:
+        """The run that the ranks train."""
+        return run_start(self.folder)
 
     async def close(self) -> None:
         """End the replicas in good order; the cluster ends the rest."""
@@ -170,7 +176,9 @@ class World:
         version = self.version + 1 + (self.version + 1) % 2
         shape = Shape(groups=1, size=8, prompt=4, response=batch_tokens // 8)
         batch = random_batch(self.steps, shape, vocabulary=300)
-        answers = await self.call("do", actors.timed_train, batch, version)
+        plan = self.group.model.plan(batch, self.run)
+        parts = [plan.part(rank) for rank in range(RANKS)]
+        answers = await self.call("do", actors.timed_train, parts, version)
         self.version = version
         steps = [step for step, _ in answers]
         return steps[0], answers[0][1], self._manifest(version, [step.digests for step in steps])

@@ -4,55 +4,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from services.protocol.run.algorithm import AlgorithmConfig
-from services.protocol.trajectory import Trajectory
+from services.protocol.train_batch import TrainBatch
 
 RANK_PREFIX = "trainer_rank/"
 """Begins the actor names of ranks into whose sends `millrace chaos` may inject faults."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScoredTrajectory:
-    """A trajectory and its reward. Infrastructure failures never get here.
-
-    Attributes:
-        stale_tokens: sampled tokens whose loss mask is 0 because they are too old.
-    """
-
-    trajectory: Trajectory
-    reward: float
-    stale_tokens: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainGroup:
-    """A sample group: the trajectories of one prompt.
-
-    Attributes:
-        group_id: the ledger's name for it.
-        trajectories: at least `AlgorithmConfig.smallest_group`.
-    """
-
-    group_id: int
-    trajectories: tuple[ScoredTrajectory, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainBatch:
-    """The batch of one train step.
-
-    Attributes:
-        run_id: the run it belongs to; any other than the started one is refused.
-        step: 1-based number of this train step; must be the trainer's step plus one.
-        groups: at least one.
-        detailed: ids of those whose `TokenDetail`s the report shall hold.
-        trace: W3C `traceparent` of the caller's span, empty without one.
-    """
-
-    run_id: str
-    step: int
-    groups: tuple[TrainGroup, ...]
-    detailed: tuple[int, ...] = ()
-    trace: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,9 +10,10 @@ from typing import Any
 
 from ray.exceptions import RayActorError
 
-from services.protocol.trainer import ScoredTrajectory, TrainBatch, TrainGroup
+from services.protocol.train_batch import ScoredTrajectory, TrainBatch, TrainGroup
 from services.protocol.trajectory import PolicySpan, Trajectory
 from services.trainer.config import TrainerConfig
+from tests.batches import GroupBatch
 from tests.chaos import calls
 
 _POLL_S = 0.02
@@ -99,7 +100,7 @@ def batch(run_id: str, step: int) -> TrainBatch:
         TrainGroup(group_id=index, trajectories=tuple(_scored(draw) for _ in range(4)))
         for index in range(2)
     )
-    return TrainBatch(run_id=run_id, step=step, groups=groups)
+    return GroupBatch(run_id=run_id, step=step, groups=groups).built
 
 
 def _scored(draw: random.Random) -> ScoredTrajectory:

@@ -12,11 +12,14 @@ import torch.distributed as dist
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from services.protocol.run.algorithm import AlgorithmConfig
-from services.protocol.trainer import RunStart, ScoredTrajectory, TrainBatch, TrainGroup
+from services.protocol.train_batch import ScoredTrajectory, TrainBatch, TrainGroup
+from services.protocol.trainer import RunStart
 from services.protocol.trajectory import PolicySpan, Trajectory
 from services.trainer.config import TrainerConfig
 from services.trainer.rank.learner import Learner
 from services.trainer.rank.process_group import join_group, open_store
+from services.trainer.rank.rank_messages import RankStep
+from tests.batches import GroupBatch
 
 pytestmark = [
     pytest.mark.gpu,
@@ -69,10 +72,10 @@ def batch(answers: int, length: int, step: int = 1) -> TrainBatch:
         )
         made.append(ScoredTrajectory(trajectory=trajectory, reward=float(index % 2)))
     groups = (TrainGroup(group_id=0, trajectories=tuple(made)),)
-    return TrainBatch(run_id="run", step=step, groups=groups)
+    return GroupBatch(run_id="run", step=step, groups=groups).built
 
 
-def learner(model: Path, folder: Path, **settings: Any) -> Learner:
+def learner(model: Path, folder: Path, **settings: Any) -> tuple[Learner, RunStart]:
     config = TrainerConfig(model=str(model), world_size=1, canary_sequences=0, **settings)
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -83,7 +86,14 @@ def learner(model: Path, folder: Path, **settings: Any) -> Learner:
         run_id="run", checkpoint_dir=str(folder), algorithm=algorithm, temperature=1.0, seed=0
     )
     made.start_run(start, 0)
-    return made
+    return made, start
+
+
+def train(
+    subject: tuple[Learner, RunStart], batch: TrainBatch, held: int, version: int
+) -> RankStep:
+    learner, start = subject
+    return learner.train(learner.model.plan(batch, start).part(0), held, version)
 
 
 @pytest.mark.timeout(900)
@@ -91,9 +101,9 @@ def test_bfloat16_steps_on_the_gpu_have_the_losses_of_float32_on_the_cpu(
     half_billion: Path, tmp_path: Path, group: None
 ) -> None:
     small = batch(4, 160)
-    expected = learner(half_billion, tmp_path / "cpu", threads_per_rank=8).train(small, 0, 1)
+    expected = train(learner(half_billion, tmp_path / "cpu", threads_per_rank=8), small, 0, 1)
     on_gpu = learner(half_billion, tmp_path / "gpu", device="cuda", dtype="bfloat16")
-    found = on_gpu.train(small, 0, 1)
+    found = train(on_gpu, small, 0, 1)
     assert found.tokens == expected.tokens
     for name, tolerance in {"loss": 0.02, "entropy": 0.02, "grad_norm": 0.05}.items():
         wanted = expected.metrics[name]
@@ -114,22 +124,19 @@ def test_what_a_step_of_half_a_billion_parameters_costs(
         micro_batch_tokens=16384,
     )
     work = [batch(64, 1024, step) for step in (1, 2, 3)]
-    tokens = sum(
-        len(one.trajectory.prompt_token_ids) + len(one.trajectory.response_token_ids)
-        for one in work[-1].groups[0].trajectories
-    )
+    tokens = len(work[-1].rows.ids)
     for step in (1, 2):
-        subject.train(work[step - 1], step - 1, step)
+        train(subject, work[step - 1], step - 1, step)
     torch.cuda.reset_peak_memory_stats()
     torch.cuda.synchronize()
     began = time.perf_counter()
-    done = subject.train(work[2], 2, 3)
+    done = train(subject, work[2], 2, 3)
     torch.cuda.synchronize()
     seconds = time.perf_counter() - began
     assert done.metrics["grad_norm"] > 0
     peak = torch.cuda.max_memory_allocated() / 2**30
     # 6 flops a parameter and token, PaLM, arXiv 2204.02311, appendix B, without attention's.
-    flops = 6 * subject.model.parameters * tokens / seconds
+    flops = 6 * subject[0].model.parameters * tokens / seconds
     name = torch.cuda.get_device_name()
     of = next((value for key, value in PEAK_FLOPS.items() if key in name), None)
     figures = {

@@ -25,16 +25,17 @@ from services.protocol.reward.reward_service import Score, ScoreJob, Verdict
 from services.protocol.router import RouterLoad
 from services.protocol.run.evaluation import Evaluation
 from services.protocol.run.orchestrator import RunConfig, RunRequest, RunStatus
+from services.protocol.train_batch import TrainBatch
 from services.protocol.trainer import (
     CheckpointReport,
     LedgerFrontier,
     RunStart,
-    TrainBatch,
     TrainerState,
     TrainReport,
 )
 from services.protocol.weights.version_ledger import VersionRecord
 from services.protocol.weights.weight_bus import Member, MemberTable, ReplicaState, WeightBus
+from tests.batches import GroupBatch, opened
 from tests.orchestrator.fake_sessions import FakeSessions
 
 
@@ -146,7 +147,7 @@ class FakeTrainer:
         self.version: int | None = None
         self.weights = "initial"
         self.checkpoints: dict[str, list[tuple[int, str]]] = {}
-        self.batches: list[tuple[int, TrainBatch]] = []
+        self.batches: list[tuple[int, GroupBatch]] = []
         self.frontiers: dict[tuple[str, int], LedgerFrontier | None] = {}
         self.frontier: LedgerFrontier | None = None
         self.die_before: set[int] = set()
@@ -173,7 +174,8 @@ class FakeTrainer:
         self.version = 1 if self.bus.newest is None else self.bus.newest + 1
         self.bus.publish_version(self.version)
 
-    async def train(self, batch: TrainBatch) -> TrainReport:
+    async def train(self, sent: TrainBatch) -> TrainReport:
+        batch = opened(sent)
         if batch.step != self.step + 1:
             raise InvalidInput("step", batch.step, f"The next step is {self.step + 1}.")
         self.entered.set()
@@ -233,11 +235,11 @@ class FakeTrainer:
         )
 
 
-def trajectories(batch: TrainBatch) -> list[Any]:
+def trajectories(batch: GroupBatch) -> list[Any]:
     return [one for group in batch.groups for one in group.trajectories]
 
 
-def numbers(batch: TrainBatch) -> str:
+def numbers(batch: GroupBatch) -> str:
     """Everything that an update would be computed from."""
     return json.dumps(
         [

@@ -16,7 +16,9 @@ from services.orchestrator.lifecycle.runs import Runs
 from services.protocol.router import RouterLoad
 from services.protocol.run.orchestrator import RunConfig, RunRequest, RunState, RunStatus
 from services.protocol.run.schedule import SCHEDULE_PRESETS, ScheduleConfig
-from services.protocol.trainer import RunStart, TrainBatch, TrainerState, TrainReport
+from services.protocol.train_batch import TrainBatch
+from services.protocol.trainer import RunStart, TrainerState, TrainReport
+from tests.batches import GroupBatch, opened
 from tests.orchestrator.fakes import write_tasks
 from tests.orchestrator.plain_schedule import CheckedSchedule
 from tests.orchestrator.simulated_cluster import (
@@ -144,7 +146,7 @@ class WitnessedTrainer(SimulatedTrainer):
     def __init__(self, *args: Any, witness: Witness) -> None:
         super().__init__(*args)
         self._witness = witness
-        self.lineage: list[TrainBatch] = []
+        self.lineage: list[GroupBatch] = []
 
     async def start_run(self, start: RunStart) -> TrainerState:
         """See `SimulatedTrainer`."""
@@ -155,7 +157,7 @@ class WitnessedTrainer(SimulatedTrainer):
     async def train(self, batch: TrainBatch) -> TrainReport:
         """See `SimulatedTrainer`."""
         assert self.version is not None
-        self._witness.batch(batch, self.version)
+        self._witness.batch(opened(batch), self.version)
         before = len(self.batches)
         try:
             return await super().train(batch)

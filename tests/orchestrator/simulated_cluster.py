@@ -16,11 +16,11 @@ from typing import Any
 from services.orchestrator.rollout.rollout import Arrived, RolloutFailed, RolloutRequest
 from services.protocol.errors import NotReady
 from services.protocol.reward.reward_service import Score, ScoreJob
+from services.protocol.train_batch import TrainBatch
 from services.protocol.trainer import (
     CheckpointReport,
     LedgerFrontier,
     RunStart,
-    TrainBatch,
     TrainerState,
     TrainReport,
 )

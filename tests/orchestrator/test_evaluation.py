@@ -14,7 +14,8 @@ from services.orchestrator.rollout.rollout import Arrived, RolloutClient, Rollou
 from services.orchestrator.run_folder.run_directory import RunDirectory
 from services.protocol.errors import InvalidInput
 from services.protocol.run.orchestrator import RunConfig, RunState, RunStatus
-from services.protocol.trainer import TrainBatch, TrainReport
+from services.protocol.train_batch import TrainBatch
+from services.protocol.trainer import TrainReport
 from services.protocol.trajectory import Trajectory
 from tests.orchestrator.fakes import (
     Asked,

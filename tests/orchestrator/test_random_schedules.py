@@ -14,7 +14,8 @@ import pytest
 from services.ledger.sample_group import Prompt
 from services.orchestrator.rollout.rollout import RolloutRequest
 from services.protocol.run.orchestrator import RunConfig, RunState
-from services.protocol.trainer import ScoredTrajectory, TrainBatch, TrainGroup
+from services.protocol.train_batch import ScoredTrajectory, TrainGroup
+from tests.batches import GroupBatch
 from tests.orchestrator.random_schedule import draw, play
 from tests.orchestrator.simulated_cluster import answer
 from tests.orchestrator.virtual_clock import run_virtually
@@ -68,7 +69,7 @@ def test_the_same_schedule_in_the_same_weather_is_the_same_to_the_last_event(
     assert one.witness.balanced == two.witness.balanced
 
 
-def batch_of(group_ids: list[int], *, version: int, step: int = 1) -> TrainBatch:
+def batch_of(group_ids: list[int], *, version: int, step: int = 1) -> GroupBatch:
     request = RolloutRequest(
         session="s", messages=[], n=1, temperature=1.0, max_tokens=9, seed=0, timeout_s=1.0
     )
@@ -76,7 +77,7 @@ def batch_of(group_ids: list[int], *, version: int, step: int = 1) -> TrainBatch
         trajectory=answer(request, 0, [(version, "replica-0")], good=1.0), reward=1.0
     )
     groups = tuple(TrainGroup(group_id=group, trajectories=(one, one)) for group in group_ids)
-    return TrainBatch(run_id="r", step=step, groups=groups)
+    return GroupBatch(run_id="r", step=step, groups=groups)
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from typing import Any
 from services.ledger.ledger import Ledger
 from services.ledger.sample_group import Ending
 from services.protocol.run.orchestrator import RunConfig
-from services.protocol.trainer import TrainBatch
 from services.protocol.trajectory import Trajectory
+from tests.batches import GroupBatch
 
 
 class Witness:
@@ -83,7 +83,7 @@ class Witness:
             if how == "trained" and trained_in > step:
                 del self._closed[group_id]
 
-    def batch(self, batch: TrainBatch, version: int) -> None:
+    def batch(self, batch: GroupBatch, version: int) -> None:
         """The trainer got a batch while it held this version."""
         self._ready_at_batch, self._version = dict(self._ready), version
         for group in batch.groups:
@@ -113,7 +113,7 @@ class Witness:
         limit = self._version - self._bound
         return self._on_stale != "drop" and decisive.get(group_id, limit) <= limit
 
-    def judge_end(self, path: Path, lineage: Sequence[TrainBatch], delivered: int | None) -> None:
+    def judge_end(self, path: Path, lineage: Sequence[GroupBatch], delivered: int | None) -> None:
         """A run has finished: compare its ledger with what the surviving weights were made of.
 
         `delivered` are the response tokens that reached the run, None where some reached an

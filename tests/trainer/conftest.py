@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,12 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from services.protocol.run.algorithm import AlgorithmConfig
-from services.protocol.trainer import RunStart, ScoredTrajectory, TrainBatch, TrainGroup
+from services.protocol.train_batch import ScoredTrajectory, TrainGroup
+from services.protocol.trainer import RunStart
 from services.protocol.trajectory import PolicySpan, Trajectory
 from services.trainer.config import TrainerConfig
+from services.trainer.rank.rank_messages import report_of
+from tests.batches import GroupBatch
 
 VOCABULARY = 320
 ANSWER_S = 300.0
@@ -82,7 +86,7 @@ def _make_trajectory(
 
 
 @pytest.fixture
-def make_batch() -> Callable[..., TrainBatch]:
+def make_batch() -> Callable[..., GroupBatch]:
     return _make_batch
 
 
@@ -95,7 +99,7 @@ def _make_batch(
     rewards: Callable[[random.Random], float] | None = None,
     run_id: str = "run",
     vocabulary: int = VOCABULARY,
-) -> TrainBatch:
+) -> GroupBatch:
     """Uneven lengths, a masked token here and there, behaviour logprobs near uniform."""
     draw = random.Random(f"{seed}/{step}")
     made = []
@@ -113,7 +117,7 @@ def _make_batch(
             reward = rewards(draw) if rewards else draw.random()
             members.append(ScoredTrajectory(trajectory=trajectory, reward=reward))
         made.append(TrainGroup(group_id=group_id, trajectories=tuple(members)))
-    return TrainBatch(run_id=run_id, step=step, groups=tuple(made))
+    return GroupBatch(run_id=run_id, step=step, groups=tuple(made))
 
 
 @pytest.fixture
@@ -166,6 +170,9 @@ class Ranks:
 
     def __init__(self, world_size: int, forks: RankForks) -> None:
         self.world_size = world_size
+        self._model: Any = None
+        self._context_parallel = 1
+        self._start: Any = None
         self._connections = [forks.rank(world_size, rank) for rank in range(world_size)]
 
     def config(self, model: Path, **settings: Any) -> TrainerConfig:
@@ -177,13 +184,34 @@ class Ranks:
         self.call("join", self.config(model), port)
 
     def call(self, method: str, *args: Any) -> list[Any]:
-        for connection in self._connections:
-            connection.send((method, args))
+        if method == "start_run":
+            self._start = args[0]
+        if method == "train":
+            return self._train(*args)
+        return self._call(method, [args] * self.world_size)
+
+    def _train(self, batch: GroupBatch, *versions: int) -> list[Any]:
+        """Plan as the process does that leads the ranks, and add to answers what it adds."""
+        plan = self._model.plan(batch.built, self._start)
+        steps = self._call(
+            "train",
+            [(plan.part(i // self._context_parallel), *versions) for i in range(self.world_size)],
+        )
+        whole = report_of(steps, plan, total_s=0.0)
+        told = {"metrics": whole.metrics, "advantages": whole.advantages}
+        return [replace(step, **told) for step in steps]
+
+    def _call(self, method: str, args: list[tuple[Any, ...]]) -> list[Any]:
+        for connection, own in zip(self._connections, args, strict=True):
+            connection.send((method, own))
         answers = [self._receive(connection) for connection in self._connections]
         return [self._result(*answer) for answer in answers]
 
     def load(self, model: Path, **settings: Any) -> Any:
-        return self.call("load", self.config(model, **settings))[0]
+        config = self.config(model, **settings)
+        self._model = self.call("load", config)[0]
+        self._context_parallel = config.context_parallel
+        return self._model
 
     def close(self) -> None:
         for connection in self._connections:

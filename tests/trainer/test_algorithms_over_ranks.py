@@ -10,7 +10,7 @@ import pytest
 
 from services.protocol.errors import InvalidInput
 from services.protocol.run.algorithm_preset import ALGORITHM_PRESETS
-from services.protocol.trainer import TrainBatch
+from tests.batches import GroupBatch
 from tests.trainer.test_learner import assert_same_weights
 
 ROOT = Path(__file__).parents[2]
@@ -57,7 +57,7 @@ CHOICES: dict[str, dict[str, Any]] = {
 def run(rank_groups, tiny_model, make_start):
     """A step on so many ranks, with so many tokens in a pass; report and weights."""
 
-    def step(size: int, max_tokens: int, batch: TrainBatch, **algorithm: Any):
+    def step(size: int, max_tokens: int, batch: GroupBatch, **algorithm: Any):
         ranks = rank_groups[size]
         ranks.load(tiny_model, micro_batch_tokens=max_tokens, user_losses=True)
         ranks.call("start_run", make_start(**algorithm), 0)
@@ -78,7 +78,7 @@ def test_two_ranks_in_small_passes_do_what_one_does_in_one(run, make_batch, choi
     assert_same_weights(weights, expected)
 
 
-def spoilt(batch: TrainBatch, group: int) -> TrainBatch:
+def spoilt(batch: GroupBatch, group: int) -> GroupBatch:
     """The batch with one behaviour logprob of one group that is no number."""
     wrong = batch.groups[group].trajectories[1]
     logprobs = (math.nan, *wrong.trajectory.behaviour_logprobs[1:])

@@ -9,7 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from services.protocol.trainer import RunStart, TrainBatch
+from services.protocol.trainer import RunStart
+from tests.batches import GroupBatch
 
 KL_IN_REWARD = {"coefficient": 0.2, "estimator": "k1", "where": "reward"}
 PPO = {
@@ -56,7 +57,7 @@ class Plain:
         places = torch.tensor(one.loss_mask).bool()
         return self.head(states)[len(one.prompt_token_ids) - 1 :, 0][places]
 
-    def step(self, batch: TrainBatch) -> dict[str, float]:
+    def step(self, batch: GroupBatch) -> dict[str, float]:
         every = [(group, one) for group in batch.groups for one in group.trajectories]
         behaviour = [
             np.array(one.trajectory.behaviour_logprobs)[np.array(one.trajectory.loss_mask) > 0]

@@ -2,19 +2,21 @@
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from services.protocol.errors import InvalidInput
-from services.protocol.run.algorithm import AlgorithmConfig
-from services.protocol.trainer import ScoredTrajectory, TrainBatch, TrainGroup
 from services.trainer.batch.batching import (
-    Row,
-    left_out,
+    Minibatch,
+    PassLimits,
     plan_microbatches,
     plan_minibatches,
-    rows_of,
+    row_cost,
 )
+from services.trainer.model.attention_share import attention_share
 
 
 def lengths(count: int, seed: int = 0) -> list[int]:
@@ -24,13 +26,13 @@ def lengths(count: int, seed: int = 0) -> list[int]:
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
 def test_every_row_is_planned_exactly_once(world_size: int) -> None:
-    plan = plan_microbatches(lengths(41), world_size, 128)
+    plan = plan_microbatches(lengths(41), PassLimits(world_size=world_size, max_tokens=128))
     assert sorted(row for rank in plan for micro in rank for row in micro) == list(range(41))
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 40])
 def test_all_ranks_run_the_same_number_of_passes(count: int) -> None:
-    plan = plan_microbatches(lengths(count), 3, 64)
+    plan = plan_microbatches(lengths(count), PassLimits(world_size=3, max_tokens=64))
     assert len({len(rank) for rank in plan}) == 1
     assert all(any(rank[i] for rank in plan) for i in range(len(plan[0])))  # no pass for nothing
 
@@ -38,13 +40,13 @@ def test_all_ranks_run_the_same_number_of_passes(count: int) -> None:
 @pytest.mark.parametrize("padded", [True, False])
 def test_a_row_above_the_budget_stands_alone(padded: bool) -> None:
     sizes = [*lengths(30), 500]
-    plan = plan_microbatches(sizes, 2, 100, padded=padded)
+    plan = plan_microbatches(sizes, PassLimits(world_size=2, max_tokens=100, padded=padded))
     assert [micro for rank in plan for micro in rank if 30 in micro] == [(30,)]
 
 
 def test_packed_microbatches_fit_and_are_as_few_as_can_be() -> None:
     sizes = lengths(200)
-    plan = plan_microbatches(sizes, 3, 256)
+    plan = plan_microbatches(sizes, PassLimits(world_size=3, max_tokens=256))
     loads = [sum(sizes[row] for row in micro) for rank in plan for micro in rank]
     assert max(loads) <= 256
     assert len(plan[0]) <= 1 + sum(sizes) // (3 * 256) + 1
@@ -52,14 +54,16 @@ def test_packed_microbatches_fit_and_are_as_few_as_can_be() -> None:
 
 def test_ranks_wait_little_for_each_other_in_every_pass() -> None:
     sizes = lengths(200)
-    for micros in zip(*plan_microbatches(sizes, 4, 512), strict=True):
+    for micros in zip(
+        *plan_microbatches(sizes, PassLimits(world_size=4, max_tokens=512)), strict=True
+    ):
         loads = [sum(sizes[row] for row in micro) for micro in micros]
         assert min(loads) > 0.95 * max(loads)
 
 
 def test_padded_microbatches_fit() -> None:
     sizes = [*lengths(30), 500]
-    for rank in plan_microbatches(sizes, 2, 100, padded=True):
+    for rank in plan_microbatches(sizes, PassLimits(world_size=2, max_tokens=100, padded=True)):
         for micro in rank:
             padded = len(micro) * max((sizes[row] for row in micro), default=0)
             assert padded <= 100 or len(micro) == 1
@@ -69,167 +73,105 @@ def test_tokens_are_balanced_over_ranks() -> None:
     sizes = lengths(64)
     loads = [
         sum(sizes[row] for micro in rank for row in micro)
-        for rank in plan_microbatches(sizes, 4, 4096)
+        for rank in plan_microbatches(sizes, PassLimits(world_size=4, max_tokens=4096))
     ]
     assert max(loads) - min(loads) <= max(sizes)
 
 
-def rows_with_tokens(make_trajectory, count: int) -> list[Row]:
-    return [
-        Row(group_id=i, index=0, trajectory=make_trajectory([1], [2] * (1 + i % 9)), advantage=1.0)
-        for i in range(count)
-    ]
+def sizes_of(count: int) -> tuple[list[int], list[int]]:
+    """Lengths of rows, and how many of their tokens are trained."""
+    return [2 + i % 9 for i in range(count)], [1 + i % 9 for i in range(count)]
 
 
-def test_minibatches_and_their_denominators_do_not_depend_on_ranks(make_trajectory) -> None:
-    rows = rows_with_tokens(make_trajectory, 37)
+def test_minibatches_and_their_denominators_do_not_depend_on_ranks() -> None:
+    lengths, trained = sizes_of(37)
 
-    def plan(world_size: int, max_tokens: int) -> list[tuple[int, list[int]]]:
-        made = plan_minibatches(
-            rows, count=3, world_size=world_size, max_tokens=max_tokens, seed="0/1"
-        )
+    def made(world_size: int, max_tokens: int, attention: float = 0.0) -> tuple[Minibatch, ...]:
+        limits = PassLimits(world_size=world_size, max_tokens=max_tokens, attention=attention)
+        return plan_minibatches(lengths, trained, count=3, seed="0/1", limits=limits)
+
+    def plan(*limits: Any) -> list[tuple[int, list[int]]]:
         return [
             (one.tokens, sorted(r for rank in one.ranks for micro in rank for r in micro))
-            for one in made
+            for one in made(*limits)
         ]
 
-    for minibatch in plan_minibatches(rows, count=3, world_size=2, max_tokens=20, seed="0/1"):
+    for minibatch in made(2, 20):
         assert minibatch.sequences == sum(len(m) for rank in minibatch.ranks for m in rank)
-    assert plan(1, 1000) == plan(2, 20) == plan(5, 7)
-    assert sum(tokens for tokens, _ in plan(1, 1000)) == sum(row.trained_tokens for row in rows)
+    assert plan(1, 1000) == plan(2, 20) == plan(5, 7) == plan(2, 20, 0.5)
+    assert sum(tokens for tokens, _ in plan(1, 1000)) == sum(trained)
     assert sorted(row for _, chosen in plan(1, 1000) for row in chosen) == list(range(37))
 
 
-def test_another_seed_makes_another_split(make_trajectory) -> None:
-    rows = rows_with_tokens(make_trajectory, 20)
+def test_another_seed_makes_another_split() -> None:
+    limits = PassLimits(world_size=1, max_tokens=1000)
     first, second = (
-        plan_minibatches(rows, count=2, world_size=1, max_tokens=1000, seed=seed)
+        plan_minibatches(*sizes_of(20), count=2, seed=seed, limits=limits)
         for seed in ("0/1", "0/2")
     )
     assert set(first[0].ranks[0][0]) != set(second[0].ranks[0][0])
 
 
-def test_fewer_rows_than_minibatches_make_fewer_minibatches(make_trajectory) -> None:
-    rows = rows_with_tokens(make_trajectory, 2)
-    plan = plan_minibatches(rows, count=5, world_size=2, max_tokens=100, seed="0/1")
+def test_fewer_rows_than_minibatches_make_fewer_minibatches() -> None:
+    limits = PassLimits(world_size=2, max_tokens=100)
+    plan = plan_minibatches(*sizes_of(2), count=5, seed="0/1", limits=limits)
     assert len(plan) == 2
     assert all(minibatch.tokens > 0 for minibatch in plan)
 
 
-def group_of(make_trajectory, rewards: list[float], **kwargs) -> TrainGroup:
-    members = [
-        ScoredTrajectory(trajectory=make_trajectory([1, 2], [3, 4], **kwargs), reward=reward)
-        for reward in rewards
+def costs_of_passes(sizes: list[int], limits: PassLimits, attention: float) -> list[list[float]]:
+    """Of each pass what each rank's micro-batch costs."""
+    plan = plan_microbatches(sizes, limits)
+    return [
+        [sum(row_cost(sizes[row], attention) for row in micro) for micro in micros]
+        for micros in zip(*plan, strict=True)
     ]
-    return TrainGroup(group_id=7, trajectories=tuple(members))
 
 
-def batch_of(*groups: TrainGroup) -> TrainBatch:
-    return TrainBatch(run_id="run", step=1, groups=groups)
-
-
-def test_groups_of_equal_rewards_are_not_in_the_denominator(make_trajectory) -> None:
-    batch = batch_of(
-        group_of(make_trajectory, [0.0, 0.0, 0.0]), group_of(make_trajectory, [0.0, 1.0])
+@pytest.mark.parametrize("attention", [0.001, 0.01])
+def test_ranks_wait_little_for_each_other_where_attention_dominates(attention: float) -> None:
+    draw = random.Random(0)
+    sizes = [min(4000, max(8, int(draw.lognormvariate(5.5, 1.2)))) for _ in range(400)]
+    limits = PassLimits(world_size=4, max_tokens=4096, attention=attention)
+    waited, blind = (
+        sum(max(costs) for costs in found) / (sum(map(sum, found)) / 4)
+        for found in (
+            costs_of_passes(sizes, limits, attention),
+            costs_of_passes(sizes, replace(limits, attention=0.0), attention),
+        )
     )
-    rows = rows_of(batch, AlgorithmConfig(advantage="dr_grpo"))
-    assert [row.advantage for row in rows] == [-0.5, 0.5]
+    assert waited < 1.1
+    assert waited < blind
+    for rank in plan_microbatches(sizes, limits):
+        assert all(sum(sizes[row] for row in micro) <= 4096 for micro in rank)
 
 
-def test_a_trajectory_without_trained_tokens_counts_for_its_group_only(make_trajectory) -> None:
-    quiet = ScoredTrajectory(trajectory=make_trajectory([1], [2], mask=[0]), reward=1.0)
-    loud = ScoredTrajectory(trajectory=make_trajectory([1], [2]), reward=0.0)
-    batch = batch_of(TrainGroup(group_id=0, trajectories=(quiet, loud)))
-    rows = rows_of(batch, AlgorithmConfig(advantage="dr_grpo"))
-    assert [row.advantage for row in rows] == [-0.5]
+def test_rows_of_a_length_that_fills_no_pass_take_few_passes() -> None:
+    limits = PassLimits(world_size=8, max_tokens=8192)
+    plan = plan_microbatches([1000] * 6400, limits)
+    assert len(plan[0]) == 100  # 8 rows each
 
 
-def test_a_group_of_one_is_refused_by_name(make_trajectory) -> None:
-    with pytest.raises(InvalidInput, match=r"groups\[7\]"):
-        rows_of(batch_of(group_of(make_trajectory, [1.0])), AlgorithmConfig())
-
-
-def test_answers_to_many_prompts_need_no_siblings_where_the_batch_is_the_baseline(
-    make_trajectory,
-) -> None:
-    batch = batch_of(group_of(make_trajectory, [1.0]), group_of(make_trajectory, [0.0]))
-    rows = rows_of(batch, AlgorithmConfig(advantage="reinforce_plus_plus"))
-    assert [row.advantage for row in rows] == [1.0, -1.0]
-
-
-def test_the_batch_is_normalised_over_the_tokens_that_are_trained(make_trajectory) -> None:
-    cut = replace(make_trajectory([1], [2] * 9), finish_reason="length")
-    members = [
-        (cut, -5.0),
-        (make_trajectory([1], [2, 3, 4]), 1.0),
-        (make_trajectory([1], [2]), 0.0),
-    ]
-    group = TrainGroup(
-        group_id=0,
-        trajectories=tuple(ScoredTrajectory(trajectory=t, reward=r) for t, r in members),
+def test_the_cost_of_a_row_is_what_its_multiplications_are() -> None:
+    config = Qwen3Config(
+        vocab_size=320,
+        hidden_size=64,
+        intermediate_size=192,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        tie_word_embeddings=False,
     )
-    algorithm = AlgorithmConfig(advantage="reinforce_plus_plus", mask_truncated=True)
-    advantages = [row.advantage for row in rows_of(batch_of(group), algorithm)]
-    # tokens 1, 1, 1, 0: mean 3/4, variance 3/16
-    assert advantages == pytest.approx([0.25 / (3 / 16) ** 0.5, -0.75 / (3 / 16) ** 0.5])
+    model = Qwen3ForCausalLM._from_config(config, attn_implementation="eager")
+    share = attention_share(model)
 
+    def counted(length: int) -> int:
+        with FlopCounterMode(display=False) as counter:
+            model(torch.zeros(1, length, dtype=torch.long))
+        return counter.get_total_flops()
 
-def test_reinforce_plus_plus_learns_from_groups_of_equal_rewards(make_trajectory) -> None:
-    batch = batch_of(group_of(make_trajectory, [1.0, 1.0]), group_of(make_trajectory, [0.0, 0.0]))
-    rows = rows_of(batch, AlgorithmConfig(advantage="reinforce_plus_plus"))
-    assert [row.advantage for row in rows] == [1.0, 1.0, -1.0, -1.0]
-    assert rows_of(batch, AlgorithmConfig()) == ()
-
-
-def test_tokens_that_are_too_old_have_a_cause_of_their_own(make_trajectory) -> None:
-    half = replace(make_trajectory([1], [2, 3]), loss_mask=(0, 1))
-    old = replace(make_trajectory([1], [2, 3, 4]), loss_mask=(0, 0, 0))
-    members = [(half, 0.0, 1), (old, 1.0, 3), (make_trajectory([1], [2]), 1.0, 0)]
-    group = TrainGroup(
-        group_id=0,
-        trajectories=tuple(
-            ScoredTrajectory(trajectory=t, reward=r, stale_tokens=s) for t, r, s in members
-        ),
-    )
-    algorithm = AlgorithmConfig()
-    rows = rows_of(batch_of(group), algorithm)
-    assert left_out(batch_of(group), rows, algorithm) == {
-        "left_out_truncated": 0.0,
-        "left_out_equal_rewards": 0.0,
-        "left_out_stale": 4 / 6,
-        "left_out_fraction": 4 / 6,
-    }
-
-
-def test_masked_truncated_answers_still_count_for_their_group(make_trajectory) -> None:
-    cut = replace(make_trajectory([1], [2, 3]), finish_reason="length")
-    whole = make_trajectory([1], [2])
-    members = [(cut, 0.0), (whole, 1.0), (whole, 0.0)]
-    group = TrainGroup(
-        group_id=0,
-        trajectories=tuple(ScoredTrajectory(trajectory=t, reward=r) for t, r in members),
-    )
-    algorithm = AlgorithmConfig(advantage="dr_grpo", mask_truncated=True)
-    rows = rows_of(batch_of(group), algorithm)
-    assert [row.advantage for row in rows] == pytest.approx([2 / 3, -1 / 3])
-    assert left_out(batch_of(group), rows, algorithm) == {
-        "left_out_truncated": 2 / 4,
-        "left_out_equal_rewards": 0.0,
-        "left_out_stale": 0.0,
-        "left_out_fraction": 2 / 4,
-    }
-    equal = batch_of(group, group_of(make_trajectory, [1.0, 1.0]))
-    shares = left_out(equal, rows_of(equal, algorithm), algorithm)
-    assert shares["left_out_equal_rewards"] > 0
-    assert sum(shares.values()) == pytest.approx(2 * shares["left_out_fraction"])
-
-
-def test_long_answers_lose_reward_before_advantages_are_taken(make_trajectory) -> None:
-    answers = [make_trajectory([1], [2] * length) for length in (4, 8)]
-    group = TrainGroup(
-        group_id=0,
-        trajectories=tuple(ScoredTrajectory(trajectory=one, reward=1.0) for one in answers),
-    )
-    algorithm = AlgorithmConfig(advantage="dr_grpo", overlong_limit=10, overlong_buffer=4)
-    rows = rows_of(batch_of(group), algorithm)
-    assert [row.advantage for row in rows] == pytest.approx([0.25, -0.25])  # 8 is half-way: -0.5
+    # Eager attention multiplies all pairs of tokens, causal attention half of them.
+    for length in (64, 512):
+        full = row_cost(length, 2 * share) / row_cost(64, 2 * share)
+        assert counted(length) / counted(64) == pytest.approx(full, rel=0.01)

@@ -1,21 +1,34 @@
 """Layout of micro-batches."""
 
+import numpy as np
 import torch
 
+from services.protocol.train_batch import ScoredTrajectory, TrainGroup
 from services.protocol.trajectory import Trajectory
-from services.trainer.batch.batching import Row
 from services.trainer.batch.collate import collate, collate_sequences
+from services.trainer.batch.rank_batch import Rows
+from tests.batches import GroupBatch
 
 
-def row(trajectory: Trajectory, advantage: float = 1.0) -> Row:
-    return Row(group_id=0, index=0, trajectory=trajectory, advantage=advantage)
+def rows_of(*trajectories: Trajectory, advantages: tuple[float, ...] = (1.0,)) -> Rows:
+    members = tuple(ScoredTrajectory(trajectory=one, reward=0.0) for one in trajectories)
+    group = TrainGroup(group_id=0, trajectories=members)
+    count = np.arange(len(members))
+    return Rows(
+        tokens=GroupBatch(run_id="run", step=1, groups=(group,)).built.rows,
+        place=count,
+        group_ids=0 * count,
+        indexes=count,
+        advantages=np.array(advantages[: len(members)]),
+    )
 
 
 def test_trained_tokens_are_predicted_by_the_position_before_them(make_trajectory) -> None:
-    rows = [
-        row(make_trajectory([10, 11, 12], [20, 21], [-0.5, -0.6]), advantage=2.0),
-        row(make_trajectory([13], [22, 23, 24], mask=[1, 0, 1]), advantage=-1.0),
-    ]
+    rows = rows_of(
+        make_trajectory([10, 11, 12], [20, 21], [-0.5, -0.6]),
+        make_trajectory([13], [22, 23, 24], mask=[1, 0, 1]),
+        advantages=(2.0, -1.0),
+    )
     micro = collate(rows, held_version=0)
     assert micro.input_ids.tolist() == [10, 11, 12, 20, 21, 13, 22, 23, 24]
     assert micro.rows.lengths == (5, 4)
@@ -28,12 +41,12 @@ def test_trained_tokens_are_predicted_by_the_position_before_them(make_trajector
 
 def test_every_token_knows_how_many_versions_it_is_behind(make_trajectory) -> None:
     trajectory = make_trajectory([1], [2, 3, 4], spans=[(3, 0, 1), (5, 1, 3)])
-    micro = collate([row(trajectory)], held_version=5)
+    micro = collate(rows_of(trajectory), held_version=5)
     assert micro.lag.tolist() == [2, 0, 0]
 
 
 def test_an_empty_microbatch_has_one_token_of_no_weight() -> None:
-    micro = collate([], held_version=0)
+    micro = collate(rows_of(), held_version=0)
     assert micro.weight.tolist() == [0.0]
     assert micro.lag.tolist() == [-1]  # nothing to compare with an engine
 

@@ -10,13 +10,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from services.protocol.errors import InvalidInput
-from services.protocol.trainer import RunStart, TrainBatch
+from services.protocol.trainer import RunStart
 from services.trainer.algorithms.advantages.advantages import group_advantages
+from tests.batches import GroupBatch
 
 ONE_PASS = 100_000
 
 
-def run_steps(ranks: Any, model: Path, start: Any, batches: list[TrainBatch], **settings: Any):
+def run_steps(ranks: Any, model: Path, start: Any, batches: list[GroupBatch], **settings: Any):
     ranks.load(model, **settings)
     ranks.call("start_run", start, 0)
     reports = [ranks.call("train", batch, 0, batch.step)[0] for batch in batches]
@@ -81,7 +82,7 @@ def test_recomputing_activations_changes_nothing(
     assert largest_difference(plain[1], recomputed[1]) == 0.0
 
 
-def reference_loss(policy: Any, batch: TrainBatch, start: RunStart) -> torch.Tensor:
+def reference_loss(policy: Any, batch: GroupBatch, start: RunStart) -> torch.Tensor:
     """Nothing but transformers: one trajectory at a time, logits of the whole sequence."""
     algorithm = start.algorithm
     total, tokens = torch.zeros(()), 0
@@ -104,7 +105,7 @@ def reference_loss(policy: Any, batch: TrainBatch, start: RunStart) -> torch.Ten
 
 
 def reference_steps(
-    model: Path, batches: list[TrainBatch], start: RunStart
+    model: Path, batches: list[GroupBatch], start: RunStart
 ) -> tuple[list[tuple[float, float]], dict[str, Any]]:
     """Loss and gradient norm of each step, and the weights after the last."""
     algorithm = start.algorithm
@@ -182,7 +183,7 @@ def test_logprobs_equal_the_hugging_face_model(rank_groups, tiny_model, make_bat
         assert scored[index] == pytest.approx(wanted, abs=2e-6)
 
 
-def with_true_logprobs(ranks: Any, batch: TrainBatch, make_trajectory: Any, version: int):
+def with_true_logprobs(ranks: Any, batch: GroupBatch, make_trajectory: Any, version: int):
     """The batch as an engine that agrees with the trainer would have recorded it."""
     groups = []
     for group in batch.groups:
@@ -199,7 +200,7 @@ def with_true_logprobs(ranks: Any, batch: TrainBatch, make_trajectory: Any, vers
             trajectory = make_trajectory(prompt, response, logprobs, spans=spans)
             members.append(type(one)(trajectory=trajectory, reward=one.reward))
         groups.append(type(group)(group_id=group.group_id, trajectories=tuple(members)))
-    return TrainBatch(run_id=batch.run_id, step=batch.step, groups=tuple(groups))
+    return GroupBatch(run_id=batch.run_id, step=batch.step, groups=tuple(groups))
 
 
 @pytest.mark.parametrize("anchor", ["behaviour", "proximal"])

@@ -15,7 +15,7 @@ from vllm.lora.lora_model import LoRAModel
 from vllm.lora.peft_helper import PEFTHelper
 
 from services.protocol.errors import InvalidInput
-from services.protocol.trainer import RunStart, TrainBatch
+from services.protocol.trainer import RunStart
 from services.protocol.trajectory import Trajectory
 from services.protocol.weights.weights import Adapter
 from services.trainer.algorithms.advantages.advantages import group_advantages
@@ -25,6 +25,7 @@ from services.trainer.config import LoraConfig, TrainerConfig
 from services.trainer.model.lora import LoraLinear, adapter_off, add_lora, lora_layers
 from services.trainer.model.model import decoder_layers
 from services.transport.base_digest import base_digest
+from tests.batches import GroupBatch
 from tests.trainer.sent import sent_tensors
 
 LORA = LoraConfig(rank=3, alpha=12.0, targets=("q_proj", "v_proj", "down_proj"))
@@ -94,7 +95,7 @@ def scored(policy: Any, weights: dict[str, torch.Tensor], trajectory: Trajectory
 
 
 def reference_steps(
-    model: Path, adapter: dict[str, Any], batches: list[TrainBatch], start: RunStart
+    model: Path, adapter: dict[str, Any], batches: list[GroupBatch], start: RunStart
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Gradient norms, and the adapter after the last step, without a LoRA layer in sight.
 

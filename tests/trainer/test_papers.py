@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from services.protocol.trainer import ScoredTrajectory, TrainBatch, TrainGroup
+from services.protocol.train_batch import ScoredTrajectory, TrainGroup
 from services.protocol.trajectory import Trajectory
+from tests.batches import GroupBatch
 
 LONGEST = 24
 
@@ -45,7 +46,7 @@ Objective = Callable[[Groups], Tensor]
 
 
 @pytest.fixture
-def batch(make_batch) -> TrainBatch:
+def batch(make_batch) -> GroupBatch:
     first, equal, few, single = make_batch(1, groups=4).groups
     one, *others = first.trajectories
     # A wild log ratio at an answer that is better than its siblings.
@@ -55,7 +56,7 @@ def batch(make_batch) -> TrainBatch:
     first = replace(first, trajectories=(ScoredTrajectory(trajectory=wild, reward=2.0), *others))
     few = _changed(few, {0: without_tokens, 1: masked_out, 2: cut_off})
     single = _changed(single, {0: without_tokens, 1: masked_out, 3: masked_out})
-    return TrainBatch(run_id="run", step=1, groups=(first, _of_one_reward(equal), few, single))
+    return GroupBatch(run_id="run", step=1, groups=(first, _of_one_reward(equal), few, single))
 
 
 def _changed(group: TrainGroup, by: dict[int, Callable[[Trajectory], Trajectory]]) -> TrainGroup:
@@ -91,7 +92,7 @@ def scored(policy: Any, one: Trajectory, temperature: float) -> Tensor:
     return logs.gather(-1, ids[0, 1:, None])[prompt - 1 :, 0][mask]
 
 
-def seen(policy: Any, batch: TrainBatch, temperature: float) -> Groups:
+def seen(policy: Any, batch: GroupBatch, temperature: float) -> Groups:
     groups = []
     for group in batch.groups:
         answers = []

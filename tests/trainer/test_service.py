@@ -7,16 +7,19 @@ from typing import Any
 import pytest
 
 from services.protocol.errors import InvalidInput, NotReady
-from services.protocol.trainer import CheckpointReport, TrainBatch
+from services.protocol.train_batch import TrainBatch
+from services.protocol.trainer import CheckpointReport
 from services.protocol.weights.version_ledger import VersionRecord
 from services.protocol.weights.weight_bus import Member, MemberTable, ReplicaState
 from services.protocol.weights.weights import CanaryLogprobs, Dtype, TensorSpec, WeightManifest
 from services.trainer.config import TrainerConfig
 from services.trainer.lead import service as service_module
 from services.trainer.lead.group_progress import GroupProgress
+from services.trainer.lead.rank_group import EachRank
 from services.trainer.lead.service import TrainerService
 from services.trainer.rank.rank_messages import Digests, RankModel, RankRun, RankStep
 from services.trainer.snapshot import publisher
+from tests.batches import GroupBatch
 
 CONFIG = TrainerConfig(model="model", world_size=2, bus_timeout_s=2.0)
 MODEL = RankModel(
@@ -149,7 +152,8 @@ class FakeGroup:
         self.weights = self.saved_step
         return RankRun(step=self.saved_step, digests=self.snapshot(rank, version))
 
-    def train(self, rank: int, batch: TrainBatch, held: int, version: int) -> RankStep:
+    def train(self, rank: int, parts: EachRank, held: int, version: int) -> RankStep:
+        batch = parts.of_rank(rank)
         self.weights += rank  # once for both ranks
         metrics = {"loss": 0.5, "grad_norm": 1.0, "mismatch_max": 0.0}
         return RankStep(
@@ -221,7 +225,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def batch(step: int, run_id: str = "run") -> TrainBatch:
-    return TrainBatch(run_id=run_id, step=step, groups=())
+    return GroupBatch(run_id=run_id, step=step, groups=()).built
 
 
 async def test_the_initial_weights_are_version_0_as_soon_as_the_bus_is_there(open_service) -> None:

@@ -8,7 +8,7 @@ import msgspec
 from services.ledger.sample_group import LedgerGroup
 from services.protocol.reward.reward_service import Score
 from services.protocol.run.task import Task
-from services.protocol.trainer import ScoredTrajectory, TrainGroup
+from services.protocol.train_batch import ScoredTrajectory, TrainGroup
 from services.protocol.trajectory import Trajectory
 
 NO_REWARD, FULL_REWARD, SAME_REWARD = "all rewards 0", "all rewards 1", "all rewards equal"

@@ -24,7 +24,8 @@ from services.orchestrator.observers.findings import STALE
 from services.orchestrator.observers.group_telemetry import GroupTraces
 from services.orchestrator.observers.run_record import RunRecord
 from services.protocol.run.orchestrator import RunState
-from services.protocol.trainer import TrainBatch, TrainReport
+from services.protocol.train_batch import BatchBuilder
+from services.protocol.trainer import TrainReport
 from services.side_by_side import cancel
 
 _log = Log("orchestrator")
@@ -87,14 +88,12 @@ class TrainSteps:
     ) -> tuple[TrainReport, float]:
         """Call the trainer, within the traces of the groups."""
         trained = results[: len(batch.train)]
+        builder = BatchBuilder(run_id=self._context.run_id, step=step)
+        for result in trained:
+            builder.add(result.as_train_group(batch.min_version))
+            await asyncio.sleep(0)  # a large batch must not hold everything else up
         span = self._traces.training(batch.train, step)
-        work = TrainBatch(
-            run_id=self._context.run_id,
-            step=step,
-            groups=tuple(result.as_train_group(batch.min_version) for result in trained),
-            detailed=self._record.detailed(batch),
-            trace=span.traceparent,
-        )
+        work = builder.batch(self._record.detailed(batch), span.traceparent)
         try:
             return await ask(self._context, self._context.peers.trainer.train(work))
         except TrainerLost:

@@ -1,51 +1,33 @@
-"""Divides a train batch among ranks: plain arithmetic, the same on every rank.
+"""Divides the rows of a train batch among ranks: plain arithmetic, without torch.
 
-Every rank sees the whole batch and plans alone, so that all agree on the number of forward
-passes (FSDP hangs when they differ) and on the global token counts without a collective.
+One process plans for all, so that all ranks agree on the number of forward passes (FSDP hangs
+when they differ) and on the global counts without a collective.
 """
 
 import heapq
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-
-from services.protocol.errors import InvalidInput
-from services.protocol.run.algorithm import AlgorithmConfig
-from services.protocol.trainer import ScoredTrajectory, TrainBatch, TrainGroup
-from services.protocol.trajectory import Trajectory
-from services.trainer.algorithms.advantages.advantages import batch_advantages, group_advantages
-from services.trainer.algorithms.advantages.dapo import overlong_penalty
+from dataclasses import dataclass
 
 MicroBatches = tuple[tuple[int, ...], ...]
 """Rows of each micro-batch of one rank; an empty micro-batch only keeps the ranks in step."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
-    """One trajectory that carries a gradient.
+class PassLimits:
+    """What passes are cut to.
 
     Attributes:
-        group_id: of its sample group.
-        index: of its trajectory in the group.
-        trajectory: token-exact.
-        advantage: the same for each of its trained tokens; where the algorithm goes by token,
-            what the whole answer earned.
+        world_size: how many parts the rows of a pass are divided into, one micro-batch each.
+        max_tokens: of one micro-batch; a longer row stands alone.
+        padded: rows are padded to the longest of their micro-batch.
+        attention: see `row_cost`.
     """
 
-    group_id: int
-    index: int
-    trajectory: Trajectory
-    advantage: float
-
-    @property
-    def length(self) -> int:
-        """Tokens of prompt and response."""
-        return len(self.trajectory.prompt_token_ids) + len(self.trajectory.response_token_ids)
-
-    @property
-    def trained_tokens(self) -> int:
-        """Tokens that carry a gradient."""
-        return sum(self.trajectory.loss_mask)
+    world_size: int
+    max_tokens: int
+    padded: bool = False
+    attention: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,127 +45,43 @@ class Minibatch:
     ranks: tuple[MicroBatches, ...]
 
 
-def rows_of(batch: TrainBatch, algorithm: AlgorithmConfig) -> tuple[Row, ...]:
-    """The rows of a batch; what has no gradient under `algorithm` is left out.
+def row_cost(length: int, attention: float) -> float:
+    """Floating-point operations of a row of n tokens, in those of one token without attention.
 
-    That is groups of equal rewards, where the group's mean is the baseline and there is no
-    KL penalty, and with `mask_truncated` answers that hit the length limit.
-
-    Raises:
-        InvalidInput: a group too small to have a baseline, or a trajectory without a prompt.
+    `n + attention n^2`, with `attention = L H d / N`: each of N multiplied parameters is used
+    once a token, 2 operations, and each of L layers multiplies H heads of size d with half of
+    all pairs of tokens twice, 2 H d n^2 operations (PaLM, arXiv 2204.02311, appendix B, halved
+    since attention is causal). Forward and backward passes are in the same proportion.
     """
-    for group in batch.groups:
-        _check(group, algorithm)
-    rewards = [[_reward(one, algorithm) for one in group.trajectories] for group in batch.groups]
-    tokens = [[_trained(one, algorithm) for one in g.trajectories] for g in batch.groups]
-    if algorithm.by_token:  # `credit` continues from these
-        advantages = [group_advantages(own, algorithm.advantage) for own in rewards]
-    else:
-        advantages = batch_advantages(rewards, tokens, algorithm.advantage)
-    keep_equal = algorithm.learns_from_equal_rewards
-    return tuple(
-        Row(group_id=group.group_id, index=index, trajectory=one.trajectory, advantage=advantage)
-        for group, own, values in zip(batch.groups, rewards, advantages, strict=True)
-        if keep_equal or min(own) != max(own)
-        for index, (one, advantage) in enumerate(zip(group.trajectories, values, strict=True))
-        if _trained(one, algorithm)
-    )
-
-
-def advantages_of(rows: Sequence[Row]) -> tuple[tuple[int, tuple[tuple[int, float], ...]], ...]:
-    """See `TrainReport.advantages`."""
-    found: dict[int, list[tuple[int, float]]] = {}
-    for row in rows:
-        found.setdefault(row.group_id, []).append((row.index, row.advantage))
-    return tuple((group_id, tuple(own)) for group_id, own in found.items())
-
-
-def lowered(batch: TrainBatch, rows: Sequence[Row], penalties: Sequence[float]) -> TrainBatch:
-    """The batch with the reward of each row's trajectory lowered by the row's penalty."""
-    paid = {(row.group_id, row.index): cost for row, cost in zip(rows, penalties, strict=True)}
-    groups = [
-        replace(
-            group,
-            trajectories=tuple(
-                replace(one, reward=one.reward - paid.get((group.group_id, index), 0.0))
-                for index, one in enumerate(group.trajectories)
-            ),
-        )
-        for group in batch.groups
-    ]
-    return replace(batch, groups=tuple(groups))
-
-
-def left_out(
-    batch: TrainBatch, rows: Sequence[Row], algorithm: AlgorithmConfig
-) -> dict[str, float]:
-    """Shares of the tokens sampled by the policy that carry no gradient, by cause and in all."""
-    trained = {(row.group_id, row.index) for row in rows}
-    counts = {"equal_rewards": 0, "truncated": 0, "stale": 0}
-    sampled = 0
-    for group in batch.groups:
-        for index, one in enumerate(group.trajectories):
-            tokens = sum(one.trajectory.loss_mask)
-            sampled += tokens + one.stale_tokens
-            counts["stale"] += one.stale_tokens
-            if (group.group_id, index) not in trained:
-                cut = algorithm.mask_truncated and one.trajectory.finish_reason == "length"
-                counts["truncated" if cut else "equal_rewards"] += tokens
-    shares = {f"left_out_{cause}": count / max(sampled, 1) for cause, count in counts.items()}
-    return shares | {"left_out_fraction": sum(counts.values()) / max(sampled, 1)}
-
-
-def _check(group: TrainGroup, algorithm: AlgorithmConfig) -> None:
-    field, needed = f"batch.groups[{group.group_id}]", algorithm.smallest_group
-    if len(group.trajectories) < needed:
-        fix = f"A group needs {needed} trajectories for advantage {algorithm.advantage}."
-        raise InvalidInput(field, len(group.trajectories), fix)
-    if any(not one.trajectory.prompt_token_ids for one in group.trajectories):
-        raise InvalidInput(field, "an empty prompt", "A prompt needs at least one token.")
-
-
-def _trained(one: ScoredTrajectory, algorithm: AlgorithmConfig) -> int:
-    """Tokens that may carry a gradient, as far as the trajectory alone decides it."""
-    if algorithm.mask_truncated and one.trajectory.finish_reason == "length":
-        return 0
-    return sum(one.trajectory.loss_mask)
-
-
-def _reward(one: ScoredTrajectory, algorithm: AlgorithmConfig) -> float:
-    if algorithm.overlong_limit is None:
-        return one.reward
-    length = len(one.trajectory.response_token_ids)
-    return one.reward + overlong_penalty(
-        length, algorithm.overlong_limit, algorithm.overlong_buffer
-    )
+    return length + attention * length * length
 
 
 def plan_minibatches(
-    rows: Sequence[Row],
-    *,
-    count: int,
-    world_size: int,
-    max_tokens: int,
-    seed: str,
-    padded: bool = False,
+    lengths: Sequence[int], trained: Sequence[int], *, count: int, seed: str, limits: PassLimits
 ) -> tuple[Minibatch, ...]:
     """Split rows at random into `count` minibatches of equal size, and those over ranks.
 
-    The split depends on `seed` and the rows alone, not on the number of ranks. Fewer rows
-    than minibatches make fewer minibatches.
+    The split depends on `seed` and the number of rows alone, not on the number of ranks. Fewer
+    rows than minibatches make fewer minibatches.
+
+    Args:
+        lengths: tokens of each row.
+        trained: those of them that carry a gradient.
+        count: optimizer steps.
+        seed: of the split.
+        limits: what passes are cut to.
     """
-    order = list(range(len(rows)))
+    order = list(range(len(lengths)))
     random.Random(seed).shuffle(order)
     minibatches = []
     for index in range(count):
         chosen = order[index * len(order) // count : (index + 1) * len(order) // count]
         if not chosen:
             continue
-        lengths = [rows[i].length for i in chosen]
-        plan = plan_microbatches(lengths, world_size, max_tokens, padded=padded)
+        plan = plan_microbatches([lengths[i] for i in chosen], limits)
         minibatches.append(
             Minibatch(
-                tokens=sum(rows[i].trained_tokens for i in chosen),
+                tokens=sum(trained[i] for i in chosen),
                 sequences=len(chosen),
                 ranks=tuple(
                     tuple(tuple(chosen[i] for i in micro) for micro in rank) for rank in plan
@@ -193,38 +91,29 @@ def plan_minibatches(
     return tuple(minibatches)
 
 
-def plan_microbatches(
-    lengths: Sequence[int], world_size: int, max_tokens: int, *, padded: bool = False
-) -> tuple[MicroBatches, ...]:
+def plan_microbatches(lengths: Sequence[int], limits: PassLimits) -> tuple[MicroBatches, ...]:
     """Cut rows into micro-batches and deal those to ranks.
 
-    All ranks get the same number of micro-batches, some perhaps empty. Packed, the fewest
-    are made that hold at most `max_tokens` each, all about equally full, and those of one
-    pass are neighbours in size, since ranks wait for each other in every pass. Padded,
-    neighbours in length share a micro-batch as long as rows times longest fits.
+    All ranks get the same number of micro-batches, some perhaps empty. Packed, few are made that
+    hold at most `max_tokens` each, all of about equal cost, and those of one pass are neighbours
+    in cost, since ranks wait for each other in every pass. Padded, neighbours in length share
+    a micro-batch as long as rows times longest fits.
 
     Args:
         lengths: tokens of each row; one longer than `max_tokens` stands alone.
-        world_size: number of ranks.
-        max_tokens: of one micro-batch.
-        padded: rows are padded to the longest of their micro-batch.
+        limits: what passes are cut to.
     """
-    if padded:
-        cut = [_cut(rank, lengths, max_tokens) for rank in _spread(lengths, world_size)]
+    world_size = limits.world_size
+    costs = [row_cost(length, limits.attention) for length in lengths]
+    if limits.padded:
+        cut = [_cut(rank, lengths, limits.max_tokens) for rank in _spread(costs, world_size)]
         passes = max(map(len, cut))
         return tuple(tuple(micros + [()] * (passes - len(micros))) for micros in cut)
-    passes = max(1, -(-sum(lengths) // (world_size * max_tokens)))
-    while True:
-        bins = _spread(lengths, passes * world_size)
-        loads = [sum(lengths[row] for row in rows) for rows in bins]
-        if all(
-            load <= max_tokens or len(rows) == 1 for load, rows in zip(loads, bins, strict=True)
-        ):
-            break
-        passes += 1
+    bins = _fewest_bins(lengths, costs, limits)
+    loads = [sum(costs[row] for row in rows) for rows in bins]
     order = sorted(range(len(bins)), key=lambda i: (-loads[i], i))
     dealt: list[list[tuple[int, ...]]] = [[] for _ in range(world_size)]
-    for index in range(passes):
+    for index in range(len(bins) // world_size):
         several = order[index * world_size : (index + 1) * world_size]
         # Every other pass the other way round, else the first rank had the most each time.
         for rank, bin_ in enumerate(several if index % 2 == 0 else reversed(several)):
@@ -232,17 +121,48 @@ def plan_microbatches(
     return tuple(map(tuple, dealt))
 
 
-def _spread(lengths: Sequence[int], count: int) -> list[list[int]]:
-    """Rows in `count` parts of about equal tokens: longest first to the emptiest part.
+def _fewest_bins(
+    lengths: Sequence[int], costs: Sequence[float], limits: PassLimits
+) -> list[list[int]]:
+    """Rows in `world_size` bins a pass, each within the budget of tokens, in few passes.
 
-    Within a part the longest row comes first.
+    From the least number that the tokens allow it looks ahead in growing strides and goes back
+    to the first number that will do between the last two.
+    """
+
+    def bins_of(passes: int) -> list[list[int]] | None:
+        bins = _spread(costs, passes * limits.world_size)
+        fit = (
+            len(rows) < 2 or sum(lengths[row] for row in rows) <= limits.max_tokens for rows in bins
+        )
+        return bins if all(fit) else None
+
+    least = max(1, -(-sum(lengths) // (limits.world_size * limits.max_tokens)))
+    low, high, found = least - 1, least, bins_of(least)
+    while found is None:
+        low, high = high, high + 2 * (high - low)
+        found = bins_of(high)
+    while high - low > 1:
+        middle = (low + high) // 2
+        fewer = bins_of(middle)
+        if fewer is None:
+            low = middle
+        else:
+            high, found = middle, fewer
+    return found
+
+
+def _spread(costs: Sequence[float], count: int) -> list[list[int]]:
+    """Rows in `count` parts of about equal cost: the dearest first to the cheapest part.
+
+    Within a part the dearest row comes first.
     """
     parts: list[list[int]] = [[] for _ in range(count)]
-    loads = [(0, index) for index in range(count)]
-    for row in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        load, index = heapq.heappop(loads)
+    loads = [(0.0, index) for index in range(count)]
+    for row in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
+        load, index = loads[0]
         parts[index].append(row)
-        heapq.heappush(loads, (load + lengths[row], index))
+        heapq.heapreplace(loads, (load + costs[row], index))
     return parts
 
 

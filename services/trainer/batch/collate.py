@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from services.trainer.batch.batching import Row
+from services.protocol.train_batch import starts
 from services.trainer.batch.packing import PackedRows
+from services.trainer.batch.rank_batch import Rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,29 +49,29 @@ class MicroBatch:
         return MicroBatch(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
 
 
-def collate(rows: Sequence[Row], held_version: int) -> MicroBatch:
+def collate(rows: Rows, held_version: int) -> MicroBatch:
     """Lay out rows for one forward pass; no rows make a pass of weight 0."""
-    if not rows:
+    if not len(rows):
         return _empty()
-    ids: list[int] = []
-    flat: dict[str, list[float]] = {name: [] for name in _FLAT}
-    for index, row in enumerate(rows):
-        one = row.trajectory
-        before = len(ids) + len(one.prompt_token_ids) - 1
-        ids += one.prompt_token_ids + one.response_token_ids
-        trained = [i for i, keep in enumerate(one.loss_mask) if keep]
-        versions = [s.version for s in one.spans for _ in range(s.start, s.end)]
-        flat["row"] += [index] * len(trained)
-        flat["position"] += [before + i for i in trained]
-        flat["target"] += [one.response_token_ids[i] for i in trained]
-        flat["behaviour"] += [one.behaviour_logprobs[i] for i in trained]
-        flat["advantage"] += [row.advantage] * len(trained)
-        flat["weight"] += [1.0] * len(trained)
-        flat["lag"] += [held_version - versions[i] for i in trained]
+    tokens = rows.tokens
+    kept = tokens.kept()
+    row = np.arange(len(rows)).repeat(tokens.answer)[kept]
+    # All prompts up to a token's own lie before it, besides the answers' tokens.
+    target = kept + starts(tokens.prompt)[1:][row]
+    versions = tokens.span_version.repeat(tokens.span_tokens)[kept]
+    flat = {
+        "row": row,
+        "position": target - 1,
+        "target": tokens.ids[target],
+        "behaviour": tokens.logprobs[kept],
+        "advantage": rows.advantages[row],
+        "weight": np.ones(len(kept)),
+        "lag": held_version - versions,
+    }
     return MicroBatch(
-        input_ids=torch.tensor(ids),
-        rows=PackedRows.of([row.length for row in rows]),
-        **{name: torch.tensor(flat[name], dtype=dtype) for name, dtype in _FLAT.items()},
+        input_ids=torch.from_numpy(tokens.ids.astype(np.int64)),
+        rows=PackedRows.of(tokens.lengths.tolist()),
+        **{name: torch.from_numpy(flat[name]).to(dtype) for name, dtype in _FLAT.items()},
     )
 
 

@@ -2,7 +2,8 @@
 
 import asyncio
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -85,6 +86,17 @@ class RankPlacement:
             remove_placement_group(group)
 
 
+@dataclass(frozen=True)
+class EachRank:
+    """An argument of which every rank gets its own.
+
+    Attributes:
+        of_rank: makes that of a rank, when it is sent.
+    """
+
+    of_rank: Callable[[int], Any]
+
+
 class RankGroup:
     """Ranks that live and die together.
 
@@ -157,7 +169,7 @@ class RankGroup:
         self.model, *_ = await self._gather(joining, "join")
 
     async def call(self, method: str, *args: Any) -> list[Any]:
-        """Call every rank with the same arguments; answers in rank order.
+        """Call every rank with the same arguments, but for `EachRank`; answers in rank order.
 
         Raises:
             InvalidInput: the ranks refused the arguments; the group lives on.
@@ -168,8 +180,15 @@ class RankGroup:
             raise NotReady("the trainer's ranks are restarting")
         self._progress.begin(range(len(self._ranks)), method)
         # Arguments go to the object store once, not once a rank.
-        references = [ray.put(argument) for argument in args]
-        calls = [getattr(rank, method).remote(*references) for rank in self._ranks]
+        same = [None if isinstance(one, EachRank) else ray.put(one) for one in args]
+        calls = []
+        for rank, handle in enumerate(self._ranks):
+            own = [
+                ray.put(one.of_rank(rank)) if isinstance(one, EachRank) else reference
+                for one, reference in zip(args, same, strict=True)
+            ]
+            calls.append(getattr(handle, method).remote(*own))
+            await asyncio.sleep(0)  # a part may be large
         return await self._gather(calls, method)
 
     def kill(self, reason: str) -> None:

@@ -10,12 +10,12 @@ from services.observability import tracing
 from services.observability.log import Log
 from services.observability.metrics import TrainerMetrics
 from services.protocol.errors import InvalidInput, NotReady
+from services.protocol.train_batch import TrainBatch
 from services.protocol.trainer import (
     CheckpointReport,
     LedgerFrontier,
     RankProgress,
     RunStart,
-    TrainBatch,
     TrainerState,
     TrainReport,
     checkpoint_bytes,
@@ -24,10 +24,12 @@ from services.protocol.weights.weight_bus import WeightBus
 from services.protocol.weights.weights import WeightManifest
 from services.retry import retrying
 from services.side_by_side import cancel
+from services.trainer.batch.rank_batch import RankBatch
+from services.trainer.batch.step_plan import StepPlan
 from services.trainer.config import TrainerConfig
 from services.trainer.lead.group_progress import GroupProgress
 from services.trainer.lead.metrics import record_checkpoint, record_refused, record_step
-from services.trainer.lead.rank_group import RankGroup
+from services.trainer.lead.rank_group import EachRank, RankGroup
 from services.trainer.rank.rank_messages import Digests, RankRun, RankStep, by_sequence, report_of
 from services.trainer.snapshot.publisher import CanaryScorer, Publisher
 
@@ -183,26 +185,36 @@ class TrainerService:
         held, version = self._publisher.version, await self._publisher.next_version()
         self._unsettled = True
         try:
-            steps = await self._step_of_ranks(batch, held, version)
+            plan = await self._planned(batch)
+            steps = await self._step_of_ranks(plan, held, version)
         except InvalidInput:
             self._unsettled = False  # refused before anything was computed
             raise
         manifest = self._manifest(version, batch.step, [step.digests for step in steps])
         with tracing.span("publish", version=version) as publishing:
             await self._publish(replace(manifest, trace=publishing.traceparent))
-        report = report_of(steps, total_s=time.perf_counter() - started)
+        report = report_of(steps, plan, total_s=time.perf_counter() - started)
         saved_step = record_checkpoint(batch.run_id, run.saved_step, report.checkpoint)
         self._run = replace(run, step=batch.step, saved_step=saved_step)
         self._unsettled = False
         record_step(batch.run_id, report)
         return report
 
+    async def _planned(self, batch: TrainBatch) -> StepPlan:
+        group, start = self._group, self._last_start
+        if group is None or start is None:
+            raise NotReady("the trainer's ranks are restarting")
+        return await asyncio.to_thread(group.model.plan, batch, start)
+
     async def _step_of_ranks(
-        self, batch: TrainBatch, held: int | None, version: int
+        self, plan: StepPlan, held: int | None, version: int
     ) -> list[RankStep]:
+        def part(rank: int) -> RankBatch:
+            return plan.part(rank // self._config.context_parallel)
+
         began = time.time()
         with tracing.span("ranks", ranks=self._config.world_size):
-            steps: list[RankStep] = await self._call("train", batch, held, version)
+            steps: list[RankStep] = await self._call("train", EachRank(part), held, version)
             for phase in ("forward_backward", "optimizer", "snapshot"):  # in this order
                 took = steps[0].seconds.get(phase, 0.0)
                 tracing.begin(phase, at_s=began).end(began + took)

@@ -8,17 +8,12 @@ import torch.distributed as dist
 
 from services.protocol.errors import InvalidInput
 from services.protocol.run.algorithm import AlgorithmConfig
-from services.protocol.trainer import CheckpointReport, LedgerFrontier, RunStart, TrainBatch
+from services.protocol.trainer import CheckpointReport, LedgerFrontier, RunStart
 from services.protocol.weights.weights import Dtype
 from services.trainer.algorithms.losses.user_loss import UserLoss, load_user_loss
-from services.trainer.batch.batching import (
-    advantages_of,
-    left_out,
-    plan_microbatches,
-    plan_minibatches,
-    rows_of,
-)
+from services.trainer.batch.batching import PassLimits, plan_microbatches
 from services.trainer.batch.collate import collate_sequences
+from services.trainer.batch.rank_batch import RankBatch
 from services.trainer.checkpoints.checkpoint import Part, Parts, load_newest
 from services.trainer.checkpoints.folder import CheckpointFolder, GoodCheckpoint
 from services.trainer.checkpoints.frozen_base import identify_base, refuse_other_base
@@ -26,6 +21,7 @@ from services.trainer.checkpoints.manifest import CheckpointManifest, Progress
 from services.trainer.checkpoints.writer import CheckpointWriter
 from services.trainer.config import TrainerConfig
 from services.trainer.heartbeat import HEARTBEAT
+from services.trainer.model.attention_share import attention_share
 from services.trainer.model.context_parallel import ContextGroup
 from services.trainer.model.model import Policy, load_initial_weights, load_policy
 from services.trainer.rank.process_group import make_mesh
@@ -40,7 +36,8 @@ from services.trainer.step.update import make_adamw
 class Learner:
     """Holds one rank's shards and carries out what the trainer asks of all ranks.
 
-    Every method is collective: all ranks call it with the same arguments, and an
+    Every method is collective: all ranks call it with the same arguments, but for each one's
+    part of a batch, and an
     `InvalidInput` is raised by all of them before the first collective.
     """
 
@@ -51,6 +48,12 @@ class Learner:
         self._context_group = ContextGroup.make(config)
         self._policy = load_policy(config, self._mesh, Policy, self._context_group)
         self._touched = False
+        self._limits = PassLimits(
+            world_size=config.row_groups,
+            max_tokens=config.micro_batch_tokens,
+            padded=not self._policy.packs,
+            attention=attention_share(self._policy.causal),
+        )
         self._base = identify_base(config)
         self._exporter = WeightExporter(self._policy, config, self._base)
         self.snapshots = self._exporter.snapshots
@@ -72,6 +75,8 @@ class Learner:
             buckets=self._exporter.layout.buckets,
             canary=self._canary,
             adapter=self._exporter.adapter,
+            vocabulary=self._policy.vocabulary,
+            limits=self._limits,
         )
 
     def snapshot(self, version: int) -> Digests:
@@ -105,23 +110,9 @@ class Learner:
             refused=loaded.refused if loaded else (),
         )
 
-    def train(self, batch: TrainBatch, held_version: int, next_version: int) -> RankStep:
-        """Do one train step and take a snapshot named `next_version`.
-
-        Raises:
-            InvalidInput: the batch does not fit the model.
-        """
+    def train(self, batch: RankBatch, held_version: int, next_version: int) -> RankStep:
+        """Do one train step on this rank's part and take a snapshot named `next_version`."""
         start = self._started()
-        self._check(batch)
-        rows = rows_of(batch, self._algorithm)
-        minibatches = plan_minibatches(
-            rows,
-            count=self._algorithm.minibatches,
-            world_size=self._config.row_groups,
-            max_tokens=self._config.micro_batch_tokens,
-            padded=not self._policy.packs,
-            seed=f"{start.seed}/{batch.step}",
-        )
         self._touched = True
         step = TrainStep(
             self._policy,
@@ -131,7 +122,7 @@ class Learner:
             user_loss=self._user_loss,
             auxiliary_models=self._auxiliary_models,
         )
-        done = step.run(rows, minibatches, batch, held_version, self._progress.optimizer_steps)
+        done = step.run(batch, held_version, self._progress.optimizer_steps)
         began = time.perf_counter()
         HEARTBEAT.enter("snapshot")
         self._auxiliary_models.follow(batch.step, self._policy)
@@ -145,11 +136,10 @@ class Learner:
             step=batch.step,
             policy_version=next_version,
             tokens=done.tokens,
-            metrics=done.metrics | left_out(batch, rows, self._algorithm),
+            metrics=done.metrics,
             seconds=done.seconds | {"snapshot": time.perf_counter() - began},
             skipped_groups=done.skipped_groups,
             checkpoint=self._checkpoints.report(),
-            advantages=advantages_of(rows),
             details=done.details,
             digests=digests,
         )
@@ -185,12 +175,7 @@ class Learner:
             if not sequence:
                 raise InvalidInput(f"sequences[{index}]", sequence, "It needs a token.")
             self._check_ids(f"sequences[{index}]", sequence)
-        plan = plan_microbatches(
-            [len(sequence) for sequence in sequences],
-            self._config.row_groups,
-            self._config.micro_batch_tokens,
-            padded=not self._policy.packs,
-        )
+        plan = plan_microbatches([len(sequence) for sequence in sequences], self._limits)
         scored: dict[int, list[float]] = {}
         with torch.no_grad():
             for chosen in plan[self._context_group.index]:
@@ -241,14 +226,7 @@ class Learner:
             raise RuntimeError("a rank was given work before start_run")
         return self._start
 
-    def _check(self, batch: TrainBatch) -> None:
-        for group in batch.groups:
-            for one in group.trajectories:
-                field = f"batch.groups[{group.group_id}]"
-                self._check_ids(field, one.trajectory.prompt_token_ids)
-                self._check_ids(field, one.trajectory.response_token_ids)
-
-    def _check_ids(self, field: str, ids: list[int] | tuple[int, ...]) -> None:
+    def _check_ids(self, field: str, ids: list[int]) -> None:
         limit = self._policy.vocabulary
         if ids and (min(ids) < 0 or max(ids) >= limit):
             wrong = min(ids) if min(ids) < 0 else max(ids)

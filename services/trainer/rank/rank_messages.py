@@ -3,11 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
-from services.protocol.trainer import LedgerFrontier, TrainReport
+from services.protocol.train_batch import TrainBatch
+from services.protocol.trainer import LedgerFrontier, RunStart, TrainReport
 from services.protocol.weights.weights import Adapter, TensorSpec, WeightManifest
+from services.trainer.batch.batching import PassLimits
+from services.trainer.batch.step_plan import StepPlan, plan_step
 
 Digests = tuple[str, ...]
 """blake3 hex of a rank's buckets of a version; empty for a rank that does not send."""
+
+
+_NOT_LOADED = PassLimits(world_size=1, max_tokens=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +26,8 @@ class RankModel:
         buckets: half-open ranges of indexes into `tensors`.
         canary: token sequences that are scored for every version.
         adapter: set if the tensors are an adapter's; None: they are the whole model.
+        vocabulary: number of token ids.
+        limits: what passes of the model are cut to.
     """
 
     parameters: int
@@ -27,6 +35,8 @@ class RankModel:
     buckets: tuple[tuple[int, int], ...]
     canary: tuple[tuple[int, ...], ...]
     adapter: Adapter | None = None
+    vocabulary: int = 0
+    limits: PassLimits = _NOT_LOADED
 
     def manifest(
         self, version: int, step: int, digests: Sequence[Digests], model: str = ""
@@ -41,6 +51,20 @@ class RankModel:
             canary=self.canary,
             adapter=self.adapter,
             model=model,
+        )
+
+    def plan(self, batch: TrainBatch, start: RunStart) -> StepPlan:
+        """Plan a train step of this model in a run.
+
+        Raises:
+            InvalidInput: see `plan_step`.
+        """
+        return plan_step(
+            batch,
+            start.algorithm,
+            seed=f"{start.seed}/{batch.step}",
+            limits=self.limits,
+            vocabulary=self.vocabulary,
         )
 
 
@@ -65,7 +89,7 @@ class RankRun:
 class RankStep(TrainReport):
     """A train step of one rank; counts and metrics are the same on all.
 
-    `seconds` and `details` are of this rank, and `rank_seconds` is empty.
+    `seconds` and `details` are of this rank; what the plan knows is left out.
 
     Attributes:
         digests: of the snapshot of the new weights.
@@ -74,11 +98,13 @@ class RankStep(TrainReport):
     digests: Digests
 
 
-def report_of(steps: Sequence[RankStep], *, total_s: float) -> TrainReport:
-    """The report of a step from those of its ranks."""
+def report_of(steps: Sequence[RankStep], plan: StepPlan, *, total_s: float) -> TrainReport:
+    """The report of a step from those of its ranks, and from its plan."""
     first = {one.name: getattr(steps[0], one.name) for one in fields(TrainReport)}
     return replace(
         TrainReport(**first),
+        metrics=steps[0].metrics | plan.left_out(),
+        advantages=plan.reported_advantages(),
         seconds=steps[0].seconds | {"total": total_s},
         rank_seconds=tuple(one.seconds for one in steps),
         details=tuple(detail for one in steps for detail in one.details),

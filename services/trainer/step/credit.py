@@ -1,6 +1,5 @@
 """Credit assignment: advantages that depend on a critic, a discount or a KL penalty."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -8,12 +7,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from services.protocol.run.algorithm import AlgorithmConfig
-from services.protocol.trainer import TrainBatch
 from services.trainer.algorithms.advantages.gae import gae
 from services.trainer.algorithms.advantages.reinforce_plus_plus import VARIANCE_FLOOR
 from services.trainer.algorithms.losses.kl import kl_in_reward
-from services.trainer.batch.batching import Row, lowered, rows_of
 from services.trainer.batch.collate import MicroBatch
+from services.trainer.batch.rank_batch import Rewards, Rows
+from services.trainer.batch.step_plan import advantages_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +20,7 @@ class Prepared:
     """A micro-batch and the values of its tokens before the first update.
 
     Attributes:
-        rows: the rows that it is made of.
+        rows: that it is made of.
         micro: as collated, with its advantages.
         proximal: `[N]`, proximal logprobs, where the algorithm wants them.
         reference: `[N]`, reference logprobs, where there is a reference.
@@ -30,7 +29,7 @@ class Prepared:
         returns: `[N]`, what the critic learns.
     """
 
-    rows: tuple[int, ...]
+    rows: Rows
     micro: MicroBatch
     proximal: Tensor | None = None
     reference: Tensor | None = None
@@ -50,7 +49,7 @@ Work = list[list[Prepared]]
 
 
 def assign_credit(
-    work: Work, rows: Sequence[Row], batch: TrainBatch, algorithm: AlgorithmConfig, counts: bool
+    work: Work, rewards: Rewards | None, algorithm: AlgorithmConfig, counts: bool
 ) -> Work:
     """Work out the advantages that values, a discount or a penalty change. Collective.
 
@@ -60,8 +59,7 @@ def assign_credit(
 
     Args:
         work: of this rank.
-        rows: of the batch.
-        batch: what they come from.
+        rewards: of all ranks' trajectories, which there are with a penalty in the reward.
         algorithm: of the run.
         counts: whether no other rank counts the same micro-batches.
     """
@@ -70,7 +68,8 @@ def assign_credit(
     if algorithm.by_token:
         return _normalised([[_by_token(one, algorithm) for one in several] for several in work])
     if algorithm.kl.in_reward:
-        return _by_answer(work, rows, batch, algorithm, counts)
+        assert rewards is not None, "the plan sends them with a penalty in the reward"
+        return _by_answer(work, rewards, algorithm, counts)
     return work
 
 
@@ -81,25 +80,24 @@ def _penalised(one: Prepared, algorithm: AlgorithmConfig) -> Prepared:
     return replace(one, kl_penalty=kl_in_reward(acted, one.reference, algorithm.kl))
 
 
-def _by_answer(
-    work: Work, rows: Sequence[Row], batch: TrainBatch, algorithm: AlgorithmConfig, counts: bool
-) -> Work:
-    penalties = torch.zeros(len(rows), dtype=torch.float64)
-    for one in (one for several in work for one in several if one.rows and counts):
+def _by_answer(work: Work, rewards: Rewards, algorithm: AlgorithmConfig, counts: bool) -> Work:
+    penalties = torch.zeros(len(rewards.values), dtype=torch.float64)
+    for one in (one for several in work for one in several if len(one.rows) and counts):
         assert one.kl_penalty is not None, "worked out before"
         sums = torch.zeros(len(one.rows), dtype=torch.float64)
         sums.index_add_(0, one.micro.row.cpu(), one.kl_penalty.double().cpu())
-        penalties[list(one.rows)] = sums
-    penalties = _summed(penalties, work)
-    changed = rows_of(lowered(batch, rows, penalties.tolist()), algorithm)
-    advantages = torch.tensor([row.advantage for row in changed])
-    return [[_with(one, advantages[list(one.rows)]) for one in several] for several in work]
+        penalties[torch.from_numpy(one.rows.place)] = sums
+    paid = rewards.values - _summed(penalties, work).numpy()
+    advantages = torch.from_numpy(advantages_of(replace(rewards, values=paid), algorithm))
+    return [[_with(one, advantages) for one in several] for several in work]
 
 
-def _with(one: Prepared, of_rows: Tensor) -> Prepared:
-    if not one.rows:
+def _with(one: Prepared, advantages: Tensor) -> Prepared:
+    """The same with the advantages of the batch's trajectories."""
+    if not len(one.rows):
         return one
-    advantage = of_rows.to(one.micro.advantage)[one.micro.row]
+    of_rows = advantages[torch.from_numpy(one.rows.place)].to(one.micro.advantage)
+    advantage = of_rows[one.micro.row]
     return replace(one, micro=replace(one.micro, advantage=advantage))
 
 

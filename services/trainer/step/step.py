@@ -9,13 +9,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from services.protocol.run.algorithm import AlgorithmConfig
-from services.protocol.trainer import RunStart, TokenDetail, TrainBatch
+from services.protocol.trainer import RunStart, TokenDetail
 from services.trainer.algorithms.losses.aggregation import denominator, token_shares
 from services.trainer.algorithms.losses.losses import policy_losses
 from services.trainer.algorithms.losses.tokens import ScoredTokens
 from services.trainer.algorithms.losses.user_loss import UserLoss
-from services.trainer.batch.batching import Minibatch, Row
 from services.trainer.batch.collate import collate
+from services.trainer.batch.rank_batch import RankBatch, RankMinibatch, Rows
 from services.trainer.collectives import all_gather
 from services.trainer.heartbeat import HEARTBEAT
 from services.trainer.model.model import Policy
@@ -87,52 +87,39 @@ class TrainStep:
         self._clock = {"forward_backward": 0.0, "optimizer": 0.0}
         self._diagnostics, self._values = StepDiagnostics(device), CriticDiagnostics(device)
         self._updates = _Updates()
-        self._rows: Sequence[Row] = ()
-        self._detailed: tuple[int, ...] = ()
+        self._detailed: frozenset[int] = frozenset()
         self._details: list[TokenDetail] = []
 
-    def run(
-        self,
-        rows: Sequence[Row],
-        minibatches: Sequence[Minibatch],
-        batch: TrainBatch,
-        held_version: int,
-        optimizer_steps: int,
-    ) -> StepOutcome:
+    def run(self, batch: RankBatch, held_version: int, optimizer_steps: int) -> StepOutcome:
         """Train on the minibatches in order.
 
         Args:
-            rows: what the minibatches index.
-            minibatches: the plan of all ranks.
-            batch: what the rows come from.
+            batch: this rank's part.
             held_version: policy version of the weights as they are now.
             optimizer_steps: updates made before, for the warm-up of the learning rate.
         """
         started = time.perf_counter()
-        self._rows, self._detailed = rows, batch.detailed
+        self._detailed = batch.detailed
         work = [
-            [
-                self._prepared(micro, held_version, first=index == 0)
-                for micro in minibatch.ranks[self._context_group.index]
-            ]
-            for index, minibatch in enumerate(minibatches)
+            [self._prepared(rows, held_version, first=index == 0) for rows in several]
+            for index, several in enumerate(batch.micro_batches())
         ]
-        work = assign_credit(work, rows, batch, self._algorithm, self._context_group.leads)
+        work = assign_credit(work, batch.rewards, self._algorithm, self._context_group.leads)
         if self._auxiliary_models.critic is not None:
             self._values.add_start(work)
         self._clock["forward_backward"] += time.perf_counter() - started
         self._updates.held_back = batch.step <= self._algorithm.critic.warmup_steps
-        for index, (minibatch, micros) in enumerate(zip(minibatches, work, strict=True)):
+        for index, (minibatch, micros) in enumerate(zip(batch.minibatches, work, strict=True)):
             bad = self._accumulate(minibatch, micros, first=index == 0)
             if not self._update(optimizer_steps + self._updates.made, bad):
-                self._blame(minibatch, bad)
+                self._blame(micros, bad)
             if self._auxiliary_models.critic is not None:
                 self._update_critic(self._auxiliary_models.critic, minibatch, micros)
-        return self._outcome(minibatches)
+        return self._outcome(batch.minibatches)
 
-    def _prepared(self, chosen: tuple[int, ...], held_version: int, *, first: bool) -> Prepared:
+    def _prepared(self, rows: Rows, held_version: int, *, first: bool) -> Prepared:
         """Collate rows, and score them before the first update where the algorithm wants it."""
-        micro = collate([self._rows[i] for i in chosen], held_version).to(self._device)
+        micro = collate(rows, held_version).to(self._device)
         proximal = reference = None
         # The first minibatch's forward pass for the loss is its proximal pass as well: no
         # update comes before it.
@@ -147,7 +134,7 @@ class TrainStep:
             )
         critic = self._auxiliary_models.critic
         return Prepared(
-            rows=chosen,
+            rows=rows,
             micro=micro,
             proximal=proximal,
             reference=reference,
@@ -155,7 +142,7 @@ class TrainStep:
         )
 
     def _accumulate(
-        self, minibatch: Minibatch, work: Sequence[Prepared], *, first: bool
+        self, minibatch: RankMinibatch, work: Sequence[Prepared], *, first: bool
     ) -> list[Tensor]:
         """Forward and backward over the micro-batches of one minibatch.
 
@@ -189,7 +176,7 @@ class TrainStep:
             (loss * scale).backward()  # type: ignore[no-untyped-call]
             if note:
                 self._diagnostics.note_mismatch(micro, current)
-            self._details += token_details(prepared, current, self._rows, self._detailed)
+            self._details += token_details(prepared, current, self._detailed)
             penalty = losses.kl_penalty if prepared.kl_penalty is None else prepared.kl_penalty
             self._diagnostics.add(micro, tokens, losses, shares, penalty)
             bad.append(micro.row[~losses.tokens.loss.detach().isfinite()])
@@ -219,23 +206,24 @@ class TrainStep:
         return norm is not None
 
     def _update_critic(
-        self, critic: Critic, minibatch: Minibatch, work: Sequence[Prepared]
+        self, critic: Critic, minibatch: RankMinibatch, work: Sequence[Prepared]
     ) -> None:
         started = time.perf_counter()
         bad = critic.learn(work, minibatch.tokens, self._values)
         self._clock["critic"] = self._clock.get("critic", 0.0) + time.perf_counter() - started
         if bad is not None:
-            self._blame(minibatch, bad)
+            self._blame(work, bad)
 
-    def _blame(self, minibatch: Minibatch, bad: list[Tensor]) -> None:
+    def _blame(self, work: Sequence[Prepared], bad: list[Tensor]) -> None:
         """Find the sample groups of a skipped update; all ranks come here together."""
-        mine = zip(minibatch.ranks[self._context_group.index], bad, strict=True)
-        own = [self._rows[m[i]].group_id for m, places in mine for i in set(places.tolist())]
-        found = {group for part in all_gather(own) for group in part}
-        everything = {self._rows[i].group_id for rank in minibatch.ranks for m in rank for i in m}
+        ids = [one.rows.group_ids.tolist() for one in work]
+        mine = zip(ids, bad, strict=True)
+        wrong = {of[row] for of, rows in mine if of for row in rows.tolist()}
+        parts = all_gather((wrong, {group for of in ids for group in of}))
+        found, everything = (set[int]().union(*of) for of in zip(*parts, strict=True))
         self._updates.skipped_groups |= found or everything
 
-    def _outcome(self, minibatches: Sequence[Minibatch]) -> StepOutcome:
+    def _outcome(self, minibatches: Sequence[RankMinibatch]) -> StepOutcome:
         divisor = denominator(
             sum(minibatch.tokens for minibatch in minibatches),
             sum(minibatch.sequences for minibatch in minibatches),

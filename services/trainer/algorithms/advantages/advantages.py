@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from services.protocol.run.algorithm import AdvantageKind
 from services.trainer.algorithms.advantages.dr_grpo import dr_grpo_advantages
@@ -11,7 +11,7 @@ from services.trainer.algorithms.advantages.grpo import grpo_advantages
 from services.trainer.algorithms.advantages.reinforce_plus_plus import whitened
 from services.trainer.algorithms.advantages.rloo import rloo_advantages
 
-_OF_A_GROUP: dict[str, Callable[[Tensor], Tensor]] = {
+_OF_A_GROUP: dict[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {
     "grpo": grpo_advantages,
     "dr_grpo": dr_grpo_advantages,
     "rloo": rloo_advantages,
@@ -41,7 +41,7 @@ def group_advantages(rewards: Sequence[float], kind: AdvantageKind) -> list[floa
         raise ValueError(f"a sample group needs at least two rewards, not {len(rewards)}")
     if min(rewards) == max(rewards):
         return [0.0] * len(rewards)
-    return _OF_A_GROUP[kind](torch.tensor(rewards, dtype=torch.float64)).tolist()
+    return _OF_A_GROUP[kind](np.array(rewards, dtype=np.float64)).tolist()
 
 
 def batch_advantages(
@@ -61,8 +61,8 @@ def batch_advantages(
     groups = [group_advantages(group, kind) for group in rewards]
     if kind not in _OVER_THE_BATCH:
         return groups
-    flat = torch.tensor([value for group in groups for value in group], dtype=torch.float64)
-    counts = torch.tensor([count for group in tokens for count in group], dtype=torch.float64)
+    flat = np.array([value for group in groups for value in group], dtype=np.float64)
+    counts = np.array([count for group in tokens for count in group], dtype=np.float64)
     if not counts.sum():
         return groups
     values = iter(whitened(flat, counts).tolist())

@@ -1,12 +1,12 @@
 """REINFORCE++: advantages normalised over the whole batch instead of the group."""
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 VARIANCE_FLOOR = 1e-8
 
 
-def whitened(returns: Tensor, tokens: Tensor) -> Tensor:
+def whitened(returns: NDArray[np.float64], tokens: NDArray[np.float64]) -> NDArray[np.float64]:
     """`(G - mean) / sqrt(max(variance, 1e-8))`, mean and variance over the batch's tokens.
 
     arXiv 2501.03262, the global advantage normalisation of REINFORCE++. `returns` are
@@ -19,5 +19,5 @@ def whitened(returns: Tensor, tokens: Tensor) -> Tensor:
     """
     total = tokens.sum()
     centred = returns - (returns * tokens).sum() / total
-    variance = (centred.square() * tokens).sum() / total
-    return centred / torch.sqrt(variance.clamp(min=VARIANCE_FLOOR))
+    variance = (np.square(centred) * tokens).sum() / total
+    return centred / np.sqrt(max(variance, VARIANCE_FLOOR))

@@ -1,9 +1,10 @@
 """RLOO: each answer against the mean of the others."""
 
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 
-def rloo_advantages(rewards: Tensor) -> Tensor:
+def rloo_advantages(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
     """`R_i - mean of R_j over j != i`, which equals `n / (n - 1) * (R_i - mean)`.
 
     arXiv 2402.14740, section 3. The paper's loss is the plain policy gradient of whole

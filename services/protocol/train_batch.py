@@ -1,0 +1,276 @@
+"""The batch of a train step: all its tokens in a few flat arrays.
+
+A token of an answer takes 8 bytes and a bit, and a batch of millions of tokens is a handful of
+objects, which Ray's object store hands over without a copy.
+"""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.protocol.trajectory import Trajectory
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredTrajectory:
+    """A trajectory and its reward. Infrastructure failures never get here.
+
+    Attributes:
+        stale_tokens: sampled tokens whose loss mask is 0 because they are too old.
+    """
+
+    trajectory: Trajectory
+    reward: float
+    stale_tokens: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainGroup:
+    """A sample group: the trajectories of one prompt.
+
+    Attributes:
+        group_id: the ledger's name for it.
+        trajectories: at least `AlgorithmConfig.smallest_group`.
+    """
+
+    group_id: int
+    trajectories: tuple[ScoredTrajectory, ...]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TokenRows:
+    """S rows of tokens, each a prompt and the answer to it.
+
+    Attributes:
+        ids: int32 `[T]`, row after row, the prompt before its answer.
+        logprobs: float32 `[R]`, behaviour logprobs of the answers' tokens, natural log.
+        mask: uint8, the loss mask of the answers' tokens, a bit each, highest first; every
+            row begins a byte, and bits that fill its last one are 0.
+        prompt: int32 `[S]`, tokens of each prompt.
+        answer: int32 `[S]`, tokens of each answer.
+        spans: int32 `[S]`, policy spans of each answer.
+        span_version: int32 `[P]`, the policy version of each span.
+        span_tokens: int32 `[P]`, its tokens.
+    """
+
+    ids: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    mask: NDArray[np.uint8]
+    prompt: NDArray[np.int32]
+    answer: NDArray[np.int32]
+    spans: NDArray[np.int32]
+    span_version: NDArray[np.int32]
+    span_tokens: NDArray[np.int32]
+
+    def __post_init__(self) -> None:
+        """Refuse arrays whose sizes disagree."""
+        rows = {len(self.prompt), len(self.answer), len(self.spans)}
+        sizes = [total(part) for part in self._per_row()]
+        held = [len(one) for one in self._arrays()]
+        if len(rows) != 1 or sizes != held or total(self.span_tokens) != len(self.logprobs):
+            raise ValueError(f"arrays of {rows} rows should hold {sizes} elements, not {held}")
+
+    def __len__(self) -> int:
+        """S."""
+        return len(self.prompt)
+
+    @property
+    def nbytes(self) -> int:
+        """Of all arrays."""
+        counts = (self.prompt, self.answer, self.spans)
+        return sum(one.nbytes for one in (*self._arrays(), *counts))
+
+    @property
+    def lengths(self) -> Ints:
+        """int64 `[S]`, tokens of prompt and answer."""
+        return self.prompt.astype(np.int64) + self.answer
+
+    def trained(self) -> Ints:
+        """int64 `[S]`, tokens of each row with a bit in the mask."""
+        counts = starts(np.bitwise_count(self.mask))
+        begins = starts(self._mask_bytes())
+        return counts[begins[1:]] - counts[begins[:-1]]
+
+    def kept(self) -> Ints:
+        """int64 `[N]`, the places among all answers' tokens that have a bit in the mask."""
+        bits = np.unpackbits(self.mask)
+        fill = 8 * starts(self._mask_bytes())[:-1] - starts(self.answer)[:-1]
+        return np.flatnonzero(bits[np.arange(len(self.logprobs)) + fill.repeat(self.answer)])
+
+    def take(self, order: Ints) -> Self:
+        """The rows with these indexes, in their order; a copy."""
+        begins = [starts(part) for part in self._per_row()]
+        parts = [
+            _gathered(one, begin, order) for one, begin in zip(self._arrays(), begins, strict=True)
+        ]
+        return self._of(parts, self.prompt[order], self.answer[order], self.spans[order])
+
+    def split(self, sizes: Sequence[int]) -> list[Self]:
+        """The rows in pieces of so many rows each, in order; views of these arrays."""
+        cuts = np.array([0, *np.cumsum(sizes, dtype=np.int64)])
+        begins = [starts(part)[cuts].tolist() for part in self._per_row()]
+        pieces = []
+        for index, (first, last) in enumerate(pairwise(cuts)):
+            parts = [
+                one[begin[index] : begin[index + 1]]
+                for one, begin in zip(self._arrays(), begins, strict=True)
+            ]
+            mine = slice(first, last)
+            pieces.append(self._of(parts, self.prompt[mine], self.answer[mine], self.spans[mine]))
+        return pieces
+
+    def _mask_bytes(self) -> Ints:
+        return -(-self.answer.astype(np.int64) // 8)
+
+    def _per_row(self) -> list[Any]:
+        """How many elements of each of `_arrays` a row has."""
+        return [self.lengths, self.answer, self._mask_bytes(), self.spans, self.spans]
+
+    def _arrays(self) -> list[Any]:
+        return [self.ids, self.logprobs, self.mask, self.span_version, self.span_tokens]
+
+    @classmethod
+    def _of(cls, arrays: Sequence[Any], prompt: Any, answer: Any, spans: Any) -> Self:
+        ids, logprobs, mask, span_version, span_tokens = arrays
+        return cls(
+            ids=ids,
+            logprobs=logprobs,
+            mask=mask,
+            prompt=prompt,
+            answer=answer,
+            spans=spans,
+            span_version=span_version,
+            span_tokens=span_tokens,
+        )
+
+
+def total(counts: NDArray[Any]) -> int:
+    """Their sum, as a number of Python."""
+    return int(counts.sum(dtype=np.int64))
+
+
+def starts(counts: NDArray[Any]) -> Ints:
+    """int64 `[S + 1]`: where each of S neighbours with so many elements begins, and the end."""
+    begins = np.zeros(len(counts) + 1, dtype=np.int64)
+    np.cumsum(counts, out=begins[1:])
+    return begins
+
+
+def _gathered(values: NDArray[Any], begins: Ints, order: Ints) -> NDArray[Any]:
+    firsts, ends = begins[order].tolist(), begins[order + 1].tolist()
+    pieces = [values[first:end] for first, end in zip(firsts, ends, strict=True)]
+    return np.concatenate(pieces) if pieces else values[:0]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TrainBatch:
+    """The batch of one train step: G sample groups of S trajectories in all.
+
+    Attributes:
+        run_id: the run it belongs to; any other than the started one is refused.
+        step: 1-based number of this train step; must be the trainer's step plus one.
+        rows: the tokens of the trajectories, group after group.
+        group_ids: int64 `[G]`, the ledger's names.
+        group_sizes: int32 `[G]`, trajectories of each group.
+        rewards: float64 `[S]`.
+        stale_tokens: int32 `[S]`, see `ScoredTrajectory`.
+        truncated: bool `[S]`, the answer was cut off by the length limit.
+        detailed: ids of the groups whose `TokenDetail`s the report shall hold.
+        trace: W3C `traceparent` of the caller's span, empty without one.
+    """
+
+    run_id: str
+    step: int
+    rows: TokenRows
+    group_ids: Ints
+    group_sizes: NDArray[np.int32]
+    rewards: NDArray[np.float64]
+    stale_tokens: NDArray[np.int32]
+    truncated: NDArray[np.bool_]
+    detailed: tuple[int, ...] = ()
+    trace: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse arrays whose sizes disagree."""
+        per_row = {len(one) for one in (self.rows, self.rewards, self.stale_tokens, self.truncated)}
+        if per_row != {total(self.group_sizes)} or len(self.group_ids) != len(self.group_sizes):
+            raise ValueError(f"{total(self.group_sizes)} trajectories, but arrays of {per_row}")
+
+
+_ROW_ARRAYS = {
+    "ids": "i",
+    "logprobs": "f",
+    "mask": "B",
+    "prompt": "i",
+    "answer": "i",
+    "spans": "i",
+    "span_version": "i",
+    "span_tokens": "i",
+}
+_GROUP_ARRAYS = {
+    "group_ids": "q",
+    "group_sizes": "i",
+    "rewards": "d",
+    "stale_tokens": "i",
+    "truncated": "B",
+}
+
+
+@dataclass(kw_only=True)
+class BatchBuilder:
+    """Lays sample groups into the arrays of a batch, one group after another."""
+
+    run_id: str
+    step: int
+    _rows: "dict[str, array[Any]]" = field(
+        default_factory=lambda: {name: array(code) for name, code in _ROW_ARRAYS.items()}
+    )
+    _groups: "dict[str, array[Any]]" = field(
+        default_factory=lambda: {name: array(code) for name, code in _GROUP_ARRAYS.items()}
+    )
+
+    def add(self, group: TrainGroup) -> None:
+        """Append a group."""
+        self._groups["group_ids"].append(group.group_id)
+        self._groups["group_sizes"].append(len(group.trajectories))
+        for one in group.trajectories:
+            self._groups["rewards"].append(one.reward)
+            self._groups["stale_tokens"].append(one.stale_tokens)
+            self._groups["truncated"].append(one.trajectory.finish_reason == "length")
+            self._add_tokens(one.trajectory)
+
+    def _add_tokens(self, one: Trajectory) -> None:
+        rows = self._rows
+        rows["ids"].extend(one.prompt_token_ids)
+        rows["ids"].extend(one.response_token_ids)
+        rows["logprobs"].extend(one.behaviour_logprobs)
+        rows["mask"].frombytes(np.packbits(np.frombuffer(bytes(one.loss_mask), np.bool_)).tobytes())
+        rows["prompt"].append(len(one.prompt_token_ids))
+        rows["answer"].append(len(one.response_token_ids))
+        rows["spans"].append(len(one.spans))
+        rows["span_version"].extend(span.version for span in one.spans)
+        rows["span_tokens"].extend(span.end - span.start for span in one.spans)
+
+    def batch(self, detailed: tuple[int, ...] = (), trace: str = "") -> TrainBatch:
+        """The batch of the groups that were added."""
+        groups: dict[str, Any] = {name: _view(one) for name, one in self._groups.items()}
+        groups["truncated"] = groups["truncated"].view(np.bool_)
+        return TrainBatch(
+            run_id=self.run_id,
+            step=self.step,
+            rows=TokenRows(**{name: _view(one) for name, one in self._rows.items()}),
+            **groups,
+            detailed=detailed,
+            trace=trace,
+        )
+
+
+def _view(values: "array[Any]") -> NDArray[Any]:
+    return np.frombuffer(values, dtype=values.typecode)

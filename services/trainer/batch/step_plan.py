@@ -1,0 +1,211 @@
+"""The plan of a train step: what carries a gradient, how much of it, and on which rank.
+
+The process that leads the ranks makes it once. It imports no torch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.protocol.errors import InvalidInput
+from services.protocol.run.algorithm import AlgorithmConfig
+from services.protocol.train_batch import Ints, TokenRows, TrainBatch, starts, total
+from services.trainer.algorithms.advantages.advantages import batch_advantages, group_advantages
+from services.trainer.algorithms.advantages.dapo import overlong_penalty
+from services.trainer.batch.batching import Minibatch, PassLimits, plan_minibatches
+from services.trainer.batch.rank_batch import RankBatch, RankMinibatch, Rewards, Rows
+
+Advantages = tuple[tuple[int, tuple[tuple[int, float], ...]], ...]
+"""See `TrainReport.advantages`."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StepPlan:
+    """A train step, planned for all ranks.
+
+    What has no gradient under the algorithm is in no micro-batch: groups of equal rewards, where
+    the group's mean is the baseline and there is no KL penalty, and with `mask_truncated`
+    answers that hit the length limit.
+
+    Attributes:
+        batch: what it is of.
+        rewards: of all trajectories, and which of their tokens may be trained.
+        chosen: int64 `[B]`, the trajectories that carry a gradient, in order.
+        advantages: float64 `[B]`, the same for each trained token of a trajectory; where the
+            algorithm goes by token, what the whole answer earned.
+        minibatches: indexes into `chosen`, by rank.
+    """
+
+    batch: TrainBatch
+    algorithm: AlgorithmConfig
+    rewards: Rewards
+    chosen: Ints
+    advantages: NDArray[np.float64]
+    minibatches: tuple[Minibatch, ...]
+
+    def part(self, row_group: int) -> RankBatch:
+        """What the ranks of a row group get; a copy of their own rows."""
+        micros = [micro for one in self.minibatches for micro in one.ranks[row_group]]
+        order = np.array([row for micro in micros for row in micro], dtype=np.int64)
+        place = self.chosen[order]
+        groups, indexes = _members(self.batch)
+        return RankBatch(
+            step=self.batch.step,
+            detailed=frozenset(self.batch.detailed),
+            rows=Rows(
+                tokens=self.batch.rows.take(place),
+                place=place,
+                group_ids=groups[place],
+                indexes=indexes[place],
+                advantages=self.advantages[order],
+            ),
+            minibatches=tuple(
+                RankMinibatch(
+                    tokens=one.tokens,
+                    sequences=one.sequences,
+                    micro_batches=tuple(map(len, one.ranks[row_group])),
+                )
+                for one in self.minibatches
+            ),
+            rewards=self.rewards if self.algorithm.kl.in_reward else None,
+        )
+
+    def left_out(self) -> dict[str, float]:
+        """Shares of the tokens sampled by the policy that carry no gradient, by cause and in
+        all."""
+        batch = self.batch
+        tokens = batch.rows.trained()
+        out = np.ones(len(tokens), dtype=np.bool_)
+        out[self.chosen] = False
+        cut = batch.truncated & self.algorithm.mask_truncated
+        counts = {
+            "equal_rewards": total(tokens[out & ~cut]),
+            "truncated": total(tokens[out & cut]),
+            "stale": total(batch.stale_tokens),
+        }
+        sampled = max(total(tokens) + counts["stale"], 1)
+        shares = {f"left_out_{cause}": count / sampled for cause, count in counts.items()}
+        return shares | {"left_out_fraction": sum(counts.values()) / sampled}
+
+    def reported_advantages(self) -> Advantages:
+        """See `TrainReport.advantages`."""
+        groups, indexes = _members(self.batch)
+        found: dict[int, list[tuple[int, float]]] = {}
+        columns = groups[self.chosen], indexes[self.chosen], self.advantages
+        for group, index, advantage in zip(*(one.tolist() for one in columns), strict=True):
+            found.setdefault(group, []).append((index, advantage))
+        return tuple((group, tuple(own)) for group, own in found.items())
+
+
+def plan_step(
+    batch: TrainBatch,
+    algorithm: AlgorithmConfig,
+    *,
+    seed: str,
+    limits: PassLimits,
+    vocabulary: int,
+) -> StepPlan:
+    """Plan a train step.
+
+    Args:
+        batch: all trajectories.
+        algorithm: what learns from them.
+        seed: of the split into minibatches.
+        limits: what passes are cut to.
+        vocabulary: number of the model's token ids.
+
+    Raises:
+        InvalidInput: a token id that the model does not have, a group too small to have
+            a baseline, or a trajectory without a prompt.
+    """
+    _check(batch, algorithm, vocabulary)
+    tokens = batch.rows.trained()
+    if algorithm.mask_truncated:
+        tokens = np.where(batch.truncated, 0, tokens)
+    rewards = Rewards(values=_shaped(batch, algorithm), sizes=batch.group_sizes, tokens=tokens)
+    keep = tokens > 0
+    if not algorithm.learns_from_equal_rewards:
+        keep &= _differs(rewards).repeat(batch.group_sizes)
+    chosen = np.flatnonzero(keep)
+    return StepPlan(
+        batch=batch,
+        algorithm=algorithm,
+        rewards=rewards,
+        chosen=chosen,
+        advantages=advantages_of(rewards, algorithm)[chosen],
+        minibatches=plan_minibatches(
+            batch.rows.lengths[chosen].tolist(),
+            tokens[chosen].tolist(),
+            count=algorithm.minibatches,
+            seed=seed,
+            limits=limits,
+        ),
+    )
+
+
+def advantages_of(rewards: Rewards, algorithm: AlgorithmConfig) -> NDArray[np.float64]:
+    """float64 `[S]`, one advantage per trajectory of the batch."""
+    begins = starts(rewards.sizes).tolist()
+    cuts = list(pairwise(begins))
+    values, tokens = rewards.values.tolist(), rewards.tokens.tolist()
+    groups = [values[first:last] for first, last in cuts]
+    if algorithm.by_token:  # `credit` continues from these
+        found = [group_advantages(own, algorithm.advantage) for own in groups]
+    else:
+        counts = [tokens[first:last] for first, last in cuts]
+        found = batch_advantages(groups, counts, algorithm.advantage)
+    return np.array([one for own in found for one in own], dtype=np.float64)
+
+
+def _differs(rewards: Rewards) -> NDArray[np.bool_]:
+    """bool `[G]`: the rewards of a group are not all equal."""
+    if not len(rewards.values):
+        return np.zeros(len(rewards.sizes), dtype=np.bool_)
+    begins = starts(rewards.sizes)[:-1]
+    lowest = np.minimum.reduceat(rewards.values, begins)
+    return np.asarray(lowest != np.maximum.reduceat(rewards.values, begins))
+
+
+def _members(batch: TrainBatch) -> tuple[Ints, Ints]:
+    """int64 `[S]` twice: the group of each trajectory, and its index in the group."""
+    sizes = batch.group_sizes
+    within = np.arange(total(sizes)) - starts(sizes)[:-1].repeat(sizes)
+    return batch.group_ids.repeat(sizes), within
+
+
+def _shaped(batch: TrainBatch, algorithm: AlgorithmConfig) -> NDArray[np.float64]:
+    if algorithm.overlong_limit is None:
+        return batch.rewards
+    limit, buffer = algorithm.overlong_limit, algorithm.overlong_buffer
+    lengths = batch.rows.answer.tolist()
+    return batch.rewards + np.array([overlong_penalty(one, limit, buffer) for one in lengths])
+
+
+def _check(batch: TrainBatch, algorithm: AlgorithmConfig, vocabulary: int) -> None:
+    def field(place: Any) -> str:
+        return f"batch.groups[{_members(batch)[0][place]}]"
+
+    needed, rows = algorithm.smallest_group, batch.rows
+    small = np.flatnonzero(batch.group_sizes < needed)
+    if len(small):
+        fix = f"A group needs {needed} trajectories for advantage {algorithm.advantage}."
+        name = f"batch.groups[{batch.group_ids[small[0]]}]"
+        raise InvalidInput(name, int(batch.group_sizes[small[0]]), fix)
+    empty = np.flatnonzero(rows.prompt == 0)
+    if len(empty):
+        raise InvalidInput(field(empty[0]), "an empty prompt", "A prompt needs at least one token.")
+    for place in _extremes(rows):
+        token = int(rows.ids[place])
+        if not 0 <= token < vocabulary:
+            row = np.searchsorted(starts(rows.lengths), place, side="right") - 1
+            fix = f"Token ids of this model are 0 to {vocabulary - 1}."
+            raise InvalidInput(field(row), token, fix)
+
+
+def _extremes(rows: TokenRows) -> Sequence[int]:
+    """Places of the smallest and the largest token id."""
+    return (int(rows.ids.argmin()), int(rows.ids.argmax())) if len(rows.ids) else ()
