@@ -51,6 +51,8 @@ class TrainerConfig(StrictModel):
         lora: train a LoRA adapter and leave the model frozen, in `dtype`.
         logits_mb: MiB of float32 logits held at once. Micro-batches with more are scored in
             pieces, and each piece's logits computed again in the backward pass.
+        float32_logits: with `dtype: bfloat16`, sum and keep the output layer's products in float32.
+            Off: logits are rounded to bfloat16 before the softmax, as engines that do so score.
         activation_checkpointing: recompute decoder layers in the backward pass.
         compile: compile decoder layers with torch.compile; needs a C++ compiler on the ranks'
             nodes, and takes a while at the first passes of a process.
@@ -101,6 +103,7 @@ class TrainerConfig(StrictModel):
     micro_batch_tokens: int = Field(default=8192, ge=16)
     gradient_sync: GradientSync = "every_micro_batch"
     logits_mb: float = Field(default=512.0, gt=0)
+    float32_logits: bool = True
     bucket_mb: float = Field(default=64.0, gt=0, le=4096)
     threads_per_rank: int = Field(default=1, ge=1)
     num_cpus: float = Field(default=0.1, ge=0)

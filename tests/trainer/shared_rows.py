@@ -12,9 +12,9 @@ from services.trainer.batch.collate import collate_sequences
 from services.trainer.config import TrainerConfig
 from services.trainer.model.context_parallel import ALONE, ContextGroup
 from services.trainer.model.model import Policy
-from services.trainer.model.model_check import Scoring, remove_randomness
+from services.trainer.model.model_check import remove_randomness
 from services.trainer.model.packed_attention import PACKED
-from services.trainer.model.token_logprobs import LogitForm
+from services.trainer.model.token_logprobs import Logits
 
 VOCABULARY = 61
 
@@ -27,8 +27,8 @@ def make_policy(model: Any, group: ContextGroup) -> Policy:
     causal.set_attn_implementation(PACKED)
     return Policy(
         causal,
-        scoring=Scoring(attention=PACKED, packs=True, form=LogitForm()),
-        logits_bytes=1 << 20,
+        packs=True,
+        logits=Logits(max_bytes=1 << 20),
         gradient_sync="every_micro_batch",
         context_group=group,
     )

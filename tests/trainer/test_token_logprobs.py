@@ -70,6 +70,38 @@ def test_small_pieces_in_bfloat16_lose_no_more_than_one_large_one() -> None:
     assert max(errors[0]) < 0.1
 
 
+def test_logits_in_float32_leave_no_error_but_that_of_their_inputs() -> None:
+    torch.manual_seed(0)
+    tokens, width, words = 64, 1024, 32768
+    hidden = torch.randn(tokens, width).bfloat16().requires_grad_()
+    head = nn.Linear(width, words, bias=False, dtype=torch.bfloat16)
+    nn.init.normal_(head.weight, std=7 / width**0.5)
+    logits = hidden.detach().double() @ head.weight.detach().double().t()
+    assert 30 < logits.max() < 45
+    target = torch.multinomial(logits.softmax(-1), 1)[:, 0]
+    expected = logits.log_softmax(-1).gather(-1, target[:, None])[:, 0]
+    errors = {}
+    for float32 in (False, True):
+        found, _ = token_logprobs(hidden, head, target, Logits(float32=float32), entropy="none")
+        errors[float32] = (found.double() - expected).abs()
+    assert errors[True].max() < 2e-5
+    assert errors[False].mean() > 5e-3
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_gradients_of_float32_logits_are_rounded_once(bias) -> None:
+    hidden, head, target = inputs(torch.bfloat16, bias=bias)
+    wide = nn.Linear(HIDDEN, VOCABULARY, bias=bias, dtype=torch.float64)
+    wide.load_state_dict(head.state_dict())
+    reference = hidden.detach().double().requires_grad_()
+    wanted = gradients(plain(reference, wide, target, 0.7)[0].sum(), reference, wide)
+    logits = Logits(temperature=0.7, max_bytes=5 * VOCABULARY * 4)
+    found, _ = token_logprobs(hidden, head, target, logits, entropy="none")
+    got = gradients(found.sum(), hidden, head)
+    for one, other in zip(got, wanted, strict=True):
+        assert (one.double() - other).norm() <= 2**-7 * other.norm()
+
+
 def test_the_largest_thing_held_is_one_piece() -> None:
     hidden, head, target = inputs(torch.float32, bias=False)
     sizes: list[int] = []

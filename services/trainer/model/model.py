@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -24,7 +25,7 @@ from services.trainer.model.context_parallel import (
 from services.trainer.model.layer_marks import mark_layers
 from services.trainer.model.loading import Progress, load_weights
 from services.trainer.model.lora import ADAPTER_PARAMETERS, add_lora
-from services.trainer.model.model_check import Scoring, check_model, remove_randomness
+from services.trainer.model.model_check import check_model, remove_randomness
 from services.trainer.model.packed_attention import packed_hidden, padded_hidden
 from services.trainer.model.token_logprobs import Entropy, Logits, token_logprobs
 from services.trainer.model.twin import layers_of
@@ -41,14 +42,14 @@ class Policy(nn.Module):
         self,
         causal: Any,
         *,
-        scoring: Scoring,
-        logits_bytes: int,
+        packs: bool,
+        logits: Logits,
         gradient_sync: GradientSync,
         context_group: ContextGroup = ALONE,
     ) -> None:
         super().__init__()
         self.causal: Any = causal  # a transformers model; torch's types know no attributes
-        self.packs, self._form, self._logits_bytes = scoring.packs, scoring.form, logits_bytes
+        self.packs, self._logits = packs, logits
         self._gradient_sync, self.context_group = gradient_sync, context_group
 
     def forward(
@@ -65,12 +66,11 @@ class Policy(nn.Module):
             float32 logprobs `[N]` with gradient, float32 entropies `[N]` in nats or None.
         """
         own, count = self.own_tokens(micro), len(micro.target)
-        logits = Logits(temperature=temperature, form=self._form, max_bytes=self._logits_bytes)
         logprobs, entropies = token_logprobs(
             self.states(micro, own),
             self.causal.get_output_embeddings(),
             micro.target[own],
-            logits,
+            replace(self._logits, temperature=temperature),
             entropy=entropy,
         )
         if entropies is not None:
@@ -169,8 +169,10 @@ def load_policy(
     remove_randomness(causal)
     policy = kind(
         causal,
-        scoring=scoring,
-        logits_bytes=config.logits_bytes,
+        packs=scoring.packs,
+        logits=Logits(
+            form=scoring.form, max_bytes=config.logits_bytes, float32=config.float32_logits
+        ),
         gradient_sync=config.gradient_sync,
         context_group=context_group,
     )

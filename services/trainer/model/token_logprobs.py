@@ -48,11 +48,25 @@ class Logits:
         temperature: divides them.
         form: of the model.
         max_bytes: of those in float32 that are held at once; at least one token's are.
+        float32: products of hidden states and weight in half precision are summed and kept in
+            float32, so that no logit is rounded to half precision.
     """
 
     temperature: float = 1.0
     form: LogitForm = field(default_factory=LogitForm)
     max_bytes: int = 1 << 29
+    float32: bool = True
+
+    def product(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The output layer's `[n, V]`, in float32 or float64."""
+        precision = _precision(hidden)
+        if not self.float32 or hidden.dtype == precision:
+            return nn.functional.linear(hidden, weight, bias).to(precision)
+        if hidden.is_cuda:
+            product = torch.mm(hidden, weight.t(), out_dtype=precision)
+        else:
+            product = hidden.to(precision) @ weight.to(precision).t()
+        return product if bias is None else product.add_(bias)
 
 
 def token_logprobs(
@@ -104,7 +118,7 @@ class _TokenLogprobs(torch.autograd.Function):
         kept = None
         for start in range(0, len(target), piece):
             part = slice(start, start + piece)
-            product = _product(hidden[part], weight, bias)
+            product = logits.product(hidden[part], weight, bias)
             logs = logits.form.of(product).div_(logits.temperature).log_softmax(-1)
             logprobs[part] = logs.gather(-1, target[part, None])[:, 0]
             if keep or entropy != "none":
@@ -129,7 +143,7 @@ class _TokenLogprobs(torch.autograd.Function):
             part = slice(start, start + ctx.piece)
             p, slope = kept, form.scale
             if p is None:
-                logits = form.of(_product(hidden[part], weight, bias))
+                logits = form.of(ctx.logits.product(hidden[part], weight, bias))
                 slope = form.slope(logits)
                 p = logits.div_(temperature).softmax(-1)
             by_logit = p * -by_logprob[part, None]
@@ -172,10 +186,6 @@ class _Sums:
             None if one is None else one.to(dtype) for one in (self._of_weight, self._of_bias)
         )
         return self._of_hidden, of_weight, of_bias
-
-
-def _product(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return nn.functional.linear(hidden, weight, bias).to(_precision(hidden))
 
 
 def _precision(tensor: Tensor) -> torch.dtype:
