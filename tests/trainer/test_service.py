@@ -400,6 +400,23 @@ async def test_a_restarted_bus_whose_replicas_are_newer_is_left_alone(
     service.check_health()
 
 
+async def test_a_version_that_a_restarted_bus_outruns_is_numbered_anew(
+    open_service, make_start
+) -> None:
+    bus, group = FakeBus(), FakeGroup()
+    service = await open_service(bus, group)
+    await service.start_run(make_start())
+    group.gate.clear()
+    group.entered.clear()
+    training = asyncio.ensure_future(service.train(batch(1)))
+    await group.entered.wait()
+    bus.newest = 52  # from a replica that registers after the restart
+    group.gate.set()
+    with pytest.raises(NotReady, match="version 1 cannot be published"):
+        await training
+    assert (await service.start_run(make_start())).policy_version == 53
+
+
 async def test_state_answers_during_a_train_step(open_service, make_start) -> None:
     group = FakeGroup()
     service = await open_service(FakeBus(), group)

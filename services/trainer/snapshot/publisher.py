@@ -86,14 +86,21 @@ class Publisher:
         """Publish once, however often the call has to be repeated.
 
         Raises:
-            InvalidInput: another trainer has published this version or a higher one, or has
-                replaced these ranks.
+            NotReady: the bus restarted, and a replica has told it of a higher version since this
+                one was numbered; a version with a new number can be published.
+            InvalidInput: the bus refuses these weights, or another trainer has replaced these
+                ranks.
         """
         try:
             await self._repeat(lambda: self._bus.publish(manifest, self._group))
-        except InvalidInput:
+        except InvalidInput as refused:
+            newest = (await self.members()).newest_version
+            if newest is not None and newest > manifest.version:
+                raise NotReady(
+                    f"version {manifest.version} cannot be published: {refused}"
+                ) from None
             # A first attempt whose answer was lost: the bus has this very version.
-            if (await self.members()).newest_version != manifest.version:
+            if newest != manifest.version:
                 raise
         self._held, self._canary, self.version = manifest, None, manifest.version
         _log.info("published", version=manifest.version, step=manifest.train_step)
