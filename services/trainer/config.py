@@ -59,6 +59,8 @@ class TrainerConfig(StrictModel):
         packing: lay rows end to end in one sequence, without padding, each seen by itself
             alone. `auto` pads, and says why, where a model cannot do that; `on` refuses such
             a model; `off` always pads.
+        peak_tflops: dense bfloat16 TFLOP/s of one rank's device, of which `mfu` is a share; None:
+            from a table of GPUs, and no `mfu` on the CPU or for a GPU that it lacks.
         micro_batch_tokens: most tokens of one forward pass, padding included; a longer
             trajectory gets a forward pass of its own. With `context_parallel` ranks share them.
         gradient_sync: when the ranks add up their gradients. `every_micro_batch`: after each
@@ -100,6 +102,7 @@ class TrainerConfig(StrictModel):
     activation_checkpointing: bool = False
     compile: bool = False
     packing: Literal["auto", "on", "off"] = "auto"
+    peak_tflops: float | None = Field(default=None, gt=0)
     micro_batch_tokens: int = Field(default=8192, ge=16)
     gradient_sync: GradientSync = "every_micro_batch"
     logits_mb: float = Field(default=512.0, gt=0)

@@ -4,7 +4,7 @@ import asyncio
 import inspect
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,11 +14,11 @@ import pytest
 from ray.exceptions import RayActorError
 
 from services.protocol.errors import NotReady
-from services.protocol.trainer import RunStart, TrainBatch
+from services.protocol.trainer import RunStart
 from services.trainer.config import TrainerConfig
 from services.trainer.lead import rank_group
 from services.trainer.lead.group_progress import GroupProgress
-from services.trainer.lead.rank_group import RankGroup
+from services.trainer.lead.rank_group import EachRank, RankGroup
 from tests.chaos import calls
 from tests.trainer.conftest import RankForks
 from tests.trainer.halt import Halt
@@ -96,6 +96,12 @@ def started(
     return start
 
 
+def trained(group: RankGroup, start: RunStart, batch: Any) -> Coroutine[Any, Any, list[Any]]:
+    """A train step, planned as by the process that leads the ranks."""
+    plan = group.model.plan(batch.built, start)
+    return group.call("train", EachRank(plan.part), 0, 1)
+
+
 @pytest.mark.parametrize("phase", ["starting", "loading"])
 async def test_a_rank_that_freezes_before_it_has_loaded_is_named(
     started: Callable[[Halt], Any], phase: str
@@ -117,17 +123,18 @@ async def test_a_rank_that_freezes_before_it_has_loaded_is_named(
 async def test_a_rank_that_stands_still_in_a_step_or_save_is_named(
     started: Callable[[Halt], Any],
     make_start: Callable[..., RunStart],
-    make_batch: Callable[..., TrainBatch],
+    make_batch: Callable[..., Any],
     halt: Halt,
     said: str,
 ) -> None:
     async with started(halt) as group:
-        await group.call("start_run", make_start(), 0)
+        start = make_start()
+        await group.call("start_run", start, 0)
         if halt.phase == "saving":
-            await group.call("train", make_batch(1), 0, 1)
+            await trained(group, start, make_batch(1))
             call = group.call("save", 1, None, True)
         else:
-            call = group.call("train", make_batch(1), 0, 1)
+            call = trained(group, start, make_batch(1))
         with pytest.raises(NotReady, match=said):
             await call
         assert group.lost.is_set()
@@ -136,11 +143,12 @@ async def test_a_rank_that_stands_still_in_a_step_or_save_is_named(
 async def test_a_step_that_takes_longer_than_every_limit_goes_on_while_it_computes(
     started: Callable[[Halt], Any],
     make_start: Callable[..., RunStart],
-    make_batch: Callable[..., TrainBatch],
+    make_batch: Callable[..., Any],
 ) -> None:
     slow = Halt("micro-batch", "compute", nth=2, seconds=1.5 * PROGRESS_S)
     async with started(slow) as group:
-        await group.call("start_run", make_start(), 0)
-        steps = await group.call("train", make_batch(1), 0, 1)
+        start = make_start()
+        await group.call("start_run", start, 0)
+        steps = await trained(group, start, make_batch(1))
         assert steps[1].seconds["forward_backward"] > PROGRESS_S
         assert not group.lost.is_set()

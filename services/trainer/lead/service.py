@@ -77,6 +77,7 @@ class TrainerService:
         self._restored: tuple[RunStart, RankRun] | None = None  # what new ranks have loaded
         self._unsettled = False  # the ranks may be ahead of the published version
         self._parameters = 0
+        self._peak_flops: float | None = None
 
     async def open(self) -> None:
         """Start the ranks; the first publish and all restarts happen in the background.
@@ -193,7 +194,9 @@ class TrainerService:
         manifest = self._manifest(version, batch.step, [step.digests for step in steps])
         with tracing.span("publish", version=version) as publishing:
             await self._publish(replace(manifest, trace=publishing.traceparent))
-        report = report_of(steps, plan, total_s=time.perf_counter() - started)
+        report = report_of(
+            steps, plan, total_s=time.perf_counter() - started, peak_flops=self._peak_flops
+        )
         saved_step = record_checkpoint(batch.run_id, run.saved_step, report.checkpoint)
         self._run = replace(run, step=batch.step, saved_step=saved_step)
         self._unsettled = False
@@ -267,6 +270,7 @@ class TrainerService:
         self._publisher.follow(group.name)
         self._restored = None
         self._parameters = group.model.parameters
+        self._peak_flops = group.model.peak_flops
         self._first_publish = self._own(self._publish_first())
 
     async def _supervise(self) -> None:

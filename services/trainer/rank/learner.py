@@ -29,6 +29,7 @@ from services.trainer.rank.rank_messages import Digests, RankModel, RankRun, Ran
 from services.trainer.snapshot.publisher import canary_sequences
 from services.trainer.snapshot.snapshot import WeightExporter
 from services.trainer.step.auxiliary_models import AuxiliaryModels
+from services.trainer.step.model_flops import peak_flops
 from services.trainer.step.step import TrainStep
 from services.trainer.step.update import make_adamw
 
@@ -77,6 +78,7 @@ class Learner:
             adapter=self._exporter.adapter,
             vocabulary=self._policy.vocabulary,
             limits=self._limits,
+            peak_flops=peak_flops(self._config),
         )
 
     def snapshot(self, version: int) -> Digests:
@@ -142,6 +144,7 @@ class Learner:
             checkpoint=self._checkpoints.report(),
             details=done.details,
             digests=digests,
+            flops=done.flops,
         )
 
     def save(

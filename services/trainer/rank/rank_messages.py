@@ -28,6 +28,7 @@ class RankModel:
         adapter: set if the tensors are an adapter's; None: they are the whole model.
         vocabulary: number of token ids.
         limits: what passes of the model are cut to.
+        peak_flops: FLOP/s of a rank's device at most, None where that is not known.
     """
 
     parameters: int
@@ -37,6 +38,7 @@ class RankModel:
     adapter: Adapter | None = None
     vocabulary: int = 0
     limits: PassLimits = _NOT_LOADED
+    peak_flops: float | None = None
 
     def manifest(
         self, version: int, step: int, digests: Sequence[Digests], model: str = ""
@@ -93,22 +95,41 @@ class RankStep(TrainReport):
 
     Attributes:
         digests: of the snapshot of the new weights.
+        flops: this rank's share of the model FLOPs.
     """
 
     digests: Digests
+    flops: float = 0.0
 
 
-def report_of(steps: Sequence[RankStep], plan: StepPlan, *, total_s: float) -> TrainReport:
-    """The report of a step from those of its ranks, and from its plan."""
+def report_of(
+    steps: Sequence[RankStep],
+    plan: StepPlan,
+    *,
+    total_s: float,
+    peak_flops: float | None = None,
+) -> TrainReport:
+    """The report of a step from those of its ranks, each with `peak_flops` at most, and from its
+    plan."""
     first = {one.name: getattr(steps[0], one.name) for one in fields(TrainReport)}
     return replace(
         TrainReport(**first),
-        metrics=steps[0].metrics | plan.left_out(),
+        metrics=steps[0].metrics | plan.left_out() | speed_of(steps, peak_flops),
         advantages=plan.reported_advantages(),
         seconds=steps[0].seconds | {"total": total_s},
         rank_seconds=tuple(one.seconds for one in steps),
         details=tuple(detail for one in steps for detail in one.details),
     )
+
+
+def speed_of(steps: Sequence[RankStep], peak_flops: float | None) -> dict[str, float]:
+    """`model_tflops`, TFLOP/s of a rank over the time of the slowest, and `mfu`."""
+    slowest_s = max(sum(one.seconds.values()) for one in steps)
+    if not slowest_s:
+        return {}
+    flops = sum(one.flops for one in steps) / len(steps) / slowest_s
+    speed = {"model_tflops": flops / 1e12}
+    return speed | ({"mfu": flops / peak_flops} if peak_flops else {})
 
 
 def by_sequence(parts: Sequence[dict[int, list[float]]]) -> list[list[float]]:

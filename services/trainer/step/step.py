@@ -23,6 +23,7 @@ from services.trainer.step.auxiliary_models import AuxiliaryModels
 from services.trainer.step.credit import Prepared, assign_credit
 from services.trainer.step.critic import Critic, CriticDiagnostics
 from services.trainer.step.diagnostics import StepDiagnostics
+from services.trainer.step.model_flops import ModelFlops
 from services.trainer.step.token_details import token_details
 from services.trainer.step.update import update
 
@@ -41,6 +42,7 @@ class StepOutcome:
         skipped_groups: sample groups to blame for skipped updates: those with a loss that
             was not finite, else all of the minibatch.
         details: of the batch's detailed groups, as far as their rows are this rank's.
+        flops: this rank's share of the model FLOPs.
     """
 
     tokens: int
@@ -49,6 +51,7 @@ class StepOutcome:
     seconds: dict[str, float]
     skipped_groups: tuple[int, ...] = ()
     details: tuple[TokenDetail, ...] = ()
+    flops: float = 0.0
 
 
 @dataclass
@@ -87,6 +90,7 @@ class TrainStep:
         self._clock = {"forward_backward": 0.0, "optimizer": 0.0}
         self._diagnostics, self._values = StepDiagnostics(device), CriticDiagnostics(device)
         self._updates = _Updates()
+        self._model_flops, self._flops = ModelFlops.of(policy), 0.0
         self._detailed: frozenset[int] = frozenset()
         self._details: list[TokenDetail] = []
 
@@ -164,6 +168,7 @@ class TrainStep:
         for index, prepared in enumerate(work):
             micro = prepared.micro
             HEARTBEAT.enter("micro-batch", index + 1, len(work))
+            self._flops += self._model_flops.rows(micro.rows.lengths) / self._context_group.size
             self._policy.reduce_gradients(index == len(work) - 1)
             wanted = "gradient" if self._algorithm.entropy_bonus else "value"
             current, entropy = self._policy(micro, self._temperature, wanted)
@@ -244,6 +249,7 @@ class TrainStep:
             seconds=dict(self._clock),
             skipped_groups=tuple(sorted(self._updates.skipped_groups)),
             details=tuple(self._details) if counts else (),
+            flops=self._flops,
         )
 
 
