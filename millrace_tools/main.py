@@ -16,7 +16,7 @@ from millrace_tools.deploy import check, wait
 from millrace_tools.doctor import command as doctor
 from millrace_tools.grade import command as grade
 from millrace_tools.output import error_console, print_problem
-from millrace_tools.run import chaos, control, ledger, logs, replay, start, status
+from millrace_tools.run import chaos, control, ledger, logs, profile, replay, start, status
 from millrace_tools.top import command as top
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.weights.replica_control import ControlFailed
@@ -24,6 +24,7 @@ from services.protocol.weights.replica_control import ControlFailed
 COMMANDS = (
     *(check.check, wait.wait, chat.chat),
     *(start.run, status.status, control.stop, control.pause, control.unpause, control.checkpoint),
+    profile.profile,
     *(ledger.ledger, replay.replay, logs.logs),
     *(versions.versions, replica.replica),
     *(export.export, grade.grade, doctor.doctor, view.view, chaos.chaos, top.top),

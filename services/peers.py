@@ -25,7 +25,7 @@ from services.protocol.reward.reward_service import RewardService
 from services.protocol.trainer import RankProgress, Trainer, TrainerState
 from services.protocol.weights.weight_bus import BUS_ACTOR, NAMESPACE, WeightBus
 
-_STATUS_S, _TRAINER_STATE_S = 5.0, 10.0
+_STATUS_S, _TRAINER_ANSWER_S = 5.0, 10.0
 _RUNS_S, _RUNS_LOOK_S = 120.0, 0.1
 _ABSENT = (RayActorError, RayServeException, GetTimeoutError, ConnectionError)
 
@@ -186,10 +186,11 @@ class _Forwarder:
 
 
 def trainer_peer() -> Trainer:
-    """The trainer's Serve application. Its calls have no deadline, since a large model may take
-    any time: callers watch its `state`, which also shows a replica whose ranks are starting."""
+    """The trainer's Serve application. Its long calls have no deadline, since a large model may
+    take any time: callers watch its `state`, which also shows a replica whose ranks start."""
     service = RemoteService("trainer", partial(serve.get_app_handle, "trainer"))
-    peer = cast(Trainer, _Forwarder(Trainer, service, None, state=_TRAINER_STATE_S))
+    short = dict.fromkeys(("state", "profile"), _TRAINER_ANSWER_S)
+    peer = cast(Trainer, _Forwarder(Trainer, service, None, **short))
     tell, starts = peer.state, set[str]()
 
     async def state() -> TrainerState:

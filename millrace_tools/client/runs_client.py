@@ -13,6 +13,7 @@ from millrace_tools.client.services_url import (
 )
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.run.orchestrator import RunConfig, RunRequest, RunState, RunStatus
+from services.protocol.run.profile import Profile, ProfileOrder
 
 URL = "http://127.0.0.1:8000"
 RUNS = "/v1/runs"
@@ -73,6 +74,15 @@ class RunsClient:
         """`stop`, `pause`, `unpause` or `checkpoint` a run; returns when it is done."""
         path = f"{RUNS}/{run_id}/{action}"
         return RunStatus.model_validate(self._call("POST", path, timeout=_STOP_TIMEOUT))
+
+    def profile(self, run_id: str, order: ProfileOrder) -> Profile:
+        """Have the trainer profile its next steps; returns at once."""
+        path, body = f"{RUNS}/{run_id}/profile", order.model_dump(mode="json")
+        return Profile.model_validate(self._call("POST", path, json=body))
+
+    def profiled(self, run_id: str, name: str) -> Profile:
+        """A profile, with the ranks that are done."""
+        return Profile.model_validate(self._call("GET", f"{RUNS}/{run_id}/profiles/{name}"))
 
     def trajectories(self, run_id: str) -> list[dict[str, Any]]:
         """The newest answers that the run keeps for people, oldest first."""

@@ -14,6 +14,7 @@ from services.orchestrator.lifecycle.runs import NoSuchRun, RunActive, Runs
 from services.orchestrator.run_folder.run_directory import RunDirectory
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.run.orchestrator import RunRequest, RunStatus
+from services.protocol.run.profile import Profile, ProfileOrder
 
 _MOST_TRAJECTORIES, _MOST_DIGITS = 1000, 9
 _BODY_BYTES, _BODY_S = 1 << 20, 30.0  # a run file is a few kilobytes
@@ -33,7 +34,7 @@ def http_api(runs: Runs) -> FastAPI:
         default_response_class=AsciiJson,
         responses=ERRORS,
     )
-    describe_bodies(app, RunRequest)
+    describe_bodies(app, RunRequest, ProfileOrder)
     answer_invalid_input(app)
     answer_refused_bodies(app, fix="A run file is a few kilobytes.")
     _answer_errors(app)
@@ -66,6 +67,7 @@ def http_api(runs: Runs) -> FastAPI:
         return await asyncio.to_thread(directory.trajectories.lines, _limit(limit))
 
     _add_controls(app, runs)
+    _add_profiles(app, runs)
     return app
 
 
@@ -92,6 +94,24 @@ def _add_controls(app: FastAPI, runs: Runs) -> None:
         run = runs.active(run_id)
         await run.checkpoint()
         return run.status()
+
+
+def _add_profiles(app: FastAPI, runs: Runs) -> None:
+    @app.post(
+        "/{run_id}/profile", status_code=202, openapi_extra=json_body(component(ProfileOrder))
+    )
+    async def profile(run_id: str, request: Request) -> Profile:
+        """Profile the next train steps on some ranks of the trainer; returns at once."""
+        body = await read_body(request.receive, max_bytes=_BODY_BYTES, timeout_s=_BODY_S)
+        order = ProfileOrder.from_data(parsed_body(body) if body else {}, source="profile")
+        return await runs.active(run_id).profile(order)
+
+    @app.get("/{run_id}/profiles/{name}")
+    async def profiled(run_id: str, name: str) -> Profile:
+        """Where the time of the profiled train steps went, by the ranks that are done."""
+        directory = RunDirectory(runs.get(run_id).status().run_dir)
+        found = await asyncio.to_thread(directory.profile, name)
+        return found or Profile(name=name, folder="")
 
 
 async def _run_request(request: Request) -> RunRequest:

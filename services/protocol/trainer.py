@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from services.protocol.run.algorithm import AlgorithmConfig
+from services.protocol.run.profile import ProfileRequest
 from services.protocol.train_batch import TrainBatch
 
 RANK_PREFIX = "trainer_rank/"
@@ -209,6 +210,13 @@ class Trainer(Protocol):
 
     async def logprobs(self, sequences: list[list[int]]) -> list[list[float]]:
         """Current logprobs of tokens 1.. of each sequence, natural log, temperature 1."""
+
+    async def profile(self, request: ProfileRequest) -> None:
+        """Have ranks profile the next train steps; returns at once.
+
+        Raises:
+            InvalidInput: another run, or a rank that there is not.
+        """
 
     async def state(self) -> TrainerState:
         """The state of the trainer; never raises."""

@@ -12,6 +12,7 @@ from services.ledger.sample_group import Prompt
 from services.observability.log import Log
 from services.orchestrator.run_folder.run_directory import run_log
 from services.protocol.run.orchestrator import RunState
+from services.protocol.run.profile import Profile, RankProfile
 from tests.cli.conftest import Orchestra
 
 CRASHING = """
@@ -103,6 +104,34 @@ def test_a_run_is_paused_by_its_id_or_as_the_active_one(
     assert main(["pause", "tiny-1", "--url", orchestra.url]) == 0
     assert capsys.readouterr().out == "tiny-1: paused at train step 1\n" * 2
     assert [path for path, _ in orchestra.posted] == ["/v1/runs/tiny-1/pause"] * 2
+
+
+def test_a_profile_is_waited_for_and_shown_as_a_table(
+    orchestra: Orchestra, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rank = RankProfile(
+        rank=1,
+        last_step=4,
+        steps=2,
+        seconds=2.0,
+        phases={"forward_backward": 1.5, "between": 0.5},
+        kinds={"matmul": 1.0, "idle": 0.5},
+        operators={"aten::mm": 1.0},
+        trace="/runs/tiny-1/profiles/step-00000003/rank1.trace.json.gz",
+    )
+    begun = Profile(name="step-00000003", folder="/runs/tiny-1/profiles/step-00000003")
+    done = begun.model_copy(update={"ranks": (rank,)}).model_dump(mode="json")
+    base = "/v1/runs/tiny-1"
+    orchestra.replies["POST", f"{base}/profile"] = (202, begun.model_dump(mode="json"))
+    orchestra.replies["GET", f"{base}/profiles/step-00000003"] = (200, done)
+    arguments = ["profile", "tiny-1", "--steps", "2", "--ranks", "1", "--url", orchestra.url]
+    assert main(arguments) == 0
+    assert orchestra.posted == [(f"{base}/profile", {"steps": 2, "ranks": [1]})]
+    shown = capsys.readouterr().out
+    assert "rank 1, 2 steps up to 4, 2.00 s" in shown
+    for part in ("forward_backward", "75%", "aten::mm", "50%", "rank1.trace.json.gz"):
+        assert part in shown
+    assert main(["profile", "tiny-1", "--ranks", "one", "--url", orchestra.url]) == 2
 
 
 def test_without_an_active_run_there_is_nothing_to_unpause(

@@ -25,6 +25,7 @@ from services.protocol.reward.reward_service import Score, ScoreJob, Verdict
 from services.protocol.router import RouterLoad
 from services.protocol.run.evaluation import Evaluation
 from services.protocol.run.orchestrator import RunConfig, RunRequest, RunStatus
+from services.protocol.run.profile import ProfileRequest
 from services.protocol.train_batch import TrainBatch
 from services.protocol.trainer import (
     CheckpointReport,
@@ -154,6 +155,7 @@ class FakeTrainer:
         self.die_after: set[int] = set()
         self.train_s = 0.0
         self.starts: list[RunStart] = []
+        self.profiles: list[ProfileRequest] = []
         self.entered = asyncio.Event()
         self.hold: asyncio.Event | None = None
 
@@ -222,6 +224,11 @@ class FakeTrainer:
 
     async def logprobs(self, sequences: list[list[int]]) -> list[list[float]]:
         raise NotImplementedError
+
+    async def profile(self, request: ProfileRequest) -> None:
+        if max(request.ranks) > 1:
+            raise InvalidInput("ranks", max(request.ranks), "The trainer has ranks 0 to 1.")
+        self.profiles.append(request)
 
     async def state(self) -> TrainerState:
         return TrainerState(

@@ -12,12 +12,14 @@ from pathlib import Path
 import httpx
 import pytest
 
+from services.disk import replace_file
 from services.observability.metrics import RunMetrics
 from services.orchestrator.api import http_api
 from services.orchestrator.lifecycle import run as run_module
 from services.orchestrator.lifecycle.run import Run
 from services.orchestrator.lifecycle.runs import Runs
 from services.protocol.run.orchestrator import RunRequest
+from services.protocol.run.profile import RankProfile
 from tests.orchestrator.fakes import World, world
 
 pytestmark = pytest.mark.usefixtures("no_drawing")
@@ -269,6 +271,39 @@ async def test_a_paused_run_begins_nothing_keeps_what_it_has_and_goes_on(
             5,
             20 - status["ledger"]["filtered"],
         )
+
+
+async def test_a_profile_is_asked_of_the_trainer_and_shows_the_ranks_that_are_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(tmp_path) as (cluster, http):
+        cluster.trainer.hold = asyncio.Event()
+        run_id = (await http.post("/v1/runs", json=body(cluster))).json()["run_id"]
+        async with asyncio.timeout(300):
+            await cluster.trainer.entered.wait()
+        path = f"/v1/runs/{run_id}/profile"
+        asked = await http.post(path, json={"steps": 3, "ranks": [0, 1]})
+        assert asked.status_code == 202, asked.text
+        (request,) = cluster.trainer.profiles
+        assert (request.run_id, request.steps, request.ranks) == (run_id, 3, (0, 1))
+        name = asked.json()["name"]
+        assert request.folder.endswith(f"{run_id}/profiles/{name}")
+        found = f"/v1/runs/{run_id}/profiles/{name}"
+        assert (await http.get(found)).json()["ranks"] == []
+        times = {"phases": {"optimizer": 1.0}, "kinds": {"matmul": 0.5}, "operators": {}}
+        done = RankProfile(rank=1, last_step=3, steps=3, seconds=2.0, **times)
+        replace_file(Path(request.folder) / "rank1.json", done.model_dump_json().encode())
+        assert (await http.get(found)).json()["ranks"] == [done.model_dump(mode="json")]
+        for wrong, field in (({"ranks": [2]}, "ranks"), ({"steps": 0}, "profile: steps")):
+            answer = await http.post(path, json=wrong)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
+        again = (await http.post(path, json={})).json()["name"]
+        assert (again, name) == ("step-00000001-3", "step-00000001-1")
+        monkeypatch.setattr(run_module, "free_bytes", lambda _: 5 << 20)
+        answer = await http.post(path, json={})
+        assert answer.status_code == 400
+        assert "5 MiB are free, traces may need 1024" in answer.json()["error"]["fix"]
+        cluster.trainer.hold.set()
 
 
 async def test_a_checkpoint_that_the_trainer_does_not_write_is_no_success(tmp_path: Path) -> None:

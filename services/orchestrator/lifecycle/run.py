@@ -6,6 +6,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from services.changes import Changes
+from services.disk import free_bytes
 from services.ledger.ledger import Ledger
 from services.observability.metrics import RunMetrics
 from services.orchestrator.checks.run_check import deployment_facts, refuse
@@ -49,6 +50,7 @@ from services.protocol.run.orchestrator import (
     RunState,
     RunStatus,
 )
+from services.protocol.run.profile import PROFILE_SPACE, Profile, ProfileOrder, ProfileRequest
 from services.side_by_side import cancel, race
 
 
@@ -150,6 +152,25 @@ class Run:
             raise NotReady(f"no checkpoint in {timeout_s:g} s") from None
         if self.progress.saved_step < self.progress.step:
             raise NotReady(f"the checkpoint of step {self.progress.step} was not written")
+
+    async def profile(self, order: ProfileOrder) -> Profile:
+        """Have ranks of the trainer profile the next train steps.
+
+        Raises:
+            InvalidInput: there is no such rank, or no space for the traces.
+            NotReady: the trainer holds no run now.
+        """
+        context, directory = self._context, self._context.directory
+        free, needed = free_bytes(directory.path), PROFILE_SPACE * len(order.ranks)
+        if free < needed:
+            fix = f"{free >> 20} MiB are free, traces may need {needed >> 20}: make space."
+            raise InvalidInput("run_dir", str(directory.path), fix)
+        folder = directory.new_profile(self.progress.step + 1)
+        request = ProfileRequest(
+            run_id=self.progress.run_id, folder=str(folder), **order.model_dump()
+        )
+        await context.peers.trainer.profile(request)
+        return Profile(name=folder.name, folder=str(folder))
 
     def stop(self, *, keep_progress: bool = True) -> None:
         """Ask the run to end; `keep_progress` writes a checkpoint, so that nothing is lost."""

@@ -4,6 +4,7 @@ import logging
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Self
@@ -18,6 +19,7 @@ from services.orchestrator.run_folder.journal import Journal
 from services.protocol.errors import InvalidInput
 from services.protocol.run.evaluation import Evaluation
 from services.protocol.run.orchestrator import RunConfig, RunSummary
+from services.protocol.run.profile import Profile, RankProfile
 
 LOG_FILE = "log.jsonl"
 _MOST_ANSWER_BYTES = 128 * 1024 * 1024
@@ -28,7 +30,8 @@ class RunDirectory:
     """One folder per run.
 
     `config.yaml`, `ledger.sqlite`, `checkpoints/`, `origin/` (the checkpoints that a branch
-    begins with), `metrics.jsonl` (one line per train step), `evaluations.jsonl` (one line per
+    begins with), `profiles/` (traces of train steps), `metrics.jsonl` (one line per train
+    step), `evaluations.jsonl` (one line per
     evaluation), `heldout_answers.jsonl` (the first answer to each held-out task at every
     evaluation), `pass_rates.jsonl` (one line per graded sample group: task and share that
     passed), `decisions.jsonl` (one line per decision of the schedule, for `millrace replay`),
@@ -44,6 +47,7 @@ class RunDirectory:
         self.ledger = self.path / LEDGER_FILE
         self.checkpoints = self.path / "checkpoints"
         self.origin = self.path / "origin"
+        self.profiles = self.path / "profiles"
         self.pass_rates = self.path / "pass_rates.jsonl"
         self.decisions = self.path / "decisions.jsonl"
         self.groups = self.path / "groups.jsonl"
@@ -105,6 +109,24 @@ class RunDirectory:
         """
         text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
         replace_file(self._config, text.encode())
+
+    def new_profile(self, step: int) -> Path:
+        """Make a folder for a profile from this train step on; a step may have several."""
+        for number in count(1):
+            folder = self.profiles / f"step-{step:08d}-{number}"
+            if not folder.exists():
+                break
+        folder.mkdir(parents=True)
+        return folder
+
+    def profile(self, name: str) -> Profile | None:
+        """A profile with the ranks that are done; None if there is none of that name."""
+        folder = self.profiles / name
+        if not name.startswith("step-") or folder.parent != self.profiles or not folder.is_dir():
+            return None
+        tables = [path.read_bytes() for path in sorted(folder.glob("rank*[0-9].json"))]
+        ranks = tuple(RankProfile.model_validate_json(table) for table in tables)
+        return Profile(name=name, folder=str(folder), ranks=ranks)
 
     def remove(self) -> None:
         """Remove the folder of a run that never began, as far as possible."""

@@ -10,6 +10,7 @@ from services.observability import tracing
 from services.observability.log import Log
 from services.observability.metrics import TrainerMetrics
 from services.protocol.errors import InvalidInput, NotReady
+from services.protocol.run.profile import ProfileRequest
 from services.protocol.train_batch import TrainBatch
 from services.protocol.trainer import (
     CheckpointReport,
@@ -76,6 +77,7 @@ class TrainerService:
         self._last_start: RunStart | None = None
         self._restored: tuple[RunStart, RankRun] | None = None  # what new ranks have loaded
         self._unsettled = False  # the ranks may be ahead of the published version
+        self._profile: ProfileRequest | None = None  # that ranks are to be told of
         self._parameters = 0
         self._peak_flops: float | None = None
 
@@ -151,6 +153,14 @@ class TrainerService:
         """See `Trainer.logprobs`."""
         return await self._in_turn(lambda: self._logprobs(sequences))
 
+    async def profile(self, request: ProfileRequest) -> None:
+        """See `Trainer.profile`."""
+        self._running("run_id", request.run_id)
+        last = self._config.world_size - 1
+        if wrong := [rank for rank in request.ranks if not 0 <= rank <= last]:
+            raise InvalidInput("ranks", wrong[0], f"The trainer has ranks 0 to {last}.")
+        self._profile = request
+
     async def _start_run(self, start: RunStart) -> TrainerState:
         restored, self._restored = self._restored, None
         if restored is not None and restored[0] == start:
@@ -187,6 +197,9 @@ class TrainerService:
         self._unsettled = True
         try:
             plan = await self._planned(batch)
+            if self._profile is not None:
+                request, self._profile = self._profile, None
+                await self._call("profile", request)
             steps = await self._step_of_ranks(plan, held, version)
         except InvalidInput:
             self._unsettled = False  # refused before anything was computed

@@ -30,6 +30,7 @@ from services.trainer.snapshot.publisher import canary_sequences
 from services.trainer.snapshot.snapshot import WeightExporter
 from services.trainer.step.auxiliary_models import AuxiliaryModels
 from services.trainer.step.model_flops import peak_flops
+from services.trainer.step.profiler import StepProfiler
 from services.trainer.step.step import TrainStep
 from services.trainer.step.update import make_adamw
 
@@ -66,6 +67,8 @@ class Learner:
         self._optimizer = self._make_optimizer()
         self._progress = Progress()
         self._checkpoints = CheckpointWriter()
+        self._profiler = StepProfiler(config.device)
+        self.profile = self._profiler.ask
 
     @property
     def model(self) -> RankModel:
@@ -115,6 +118,7 @@ class Learner:
     def train(self, batch: RankBatch, held_version: int, next_version: int) -> RankStep:
         """Do one train step on this rank's part and take a snapshot named `next_version`."""
         start = self._started()
+        self._profiler.before_step()
         self._touched = True
         step = TrainStep(
             self._policy,
@@ -134,12 +138,14 @@ class Learner:
             optimizer_steps=self._progress.optimizer_steps + done.optimizer_steps,
             policy_version=next_version,
         )
+        seconds = done.seconds | {"snapshot": time.perf_counter() - began}
+        self._profiler.after_step(batch.step, seconds)
         return RankStep(
             step=batch.step,
             policy_version=next_version,
             tokens=done.tokens,
             metrics=done.metrics,
-            seconds=done.seconds | {"snapshot": time.perf_counter() - began},
+            seconds=seconds,
             skipped_groups=done.skipped_groups,
             checkpoint=self._checkpoints.report(),
             details=done.details,

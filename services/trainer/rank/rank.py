@@ -133,6 +133,7 @@ class TrainerRank:
     train = _of_learner("train", "micro-batch")
     save = _of_learner("save", "saving")
     logprobs = _of_learner("logprobs", "scoring")
+    profile = _of_learner("profile", "idle")
 
     async def _in_torch(self, work: Callable[[], T], phase: str = "starting") -> T:
         with portable_errors():
