@@ -54,6 +54,11 @@ class TrainerConfig(StrictModel):
         float32_logits: with `dtype: bfloat16`, sum and keep the output layer's products in float32.
             Off: logits are rounded to bfloat16 before the softmax, as engines that do so score.
         activation_checkpointing: recompute decoder layers in the backward pass.
+        activation_offload: keep the inputs of checkpointed layers in host memory until the
+            backward pass; needs `activation_checkpointing`.
+        offload: what waits in host memory. `optimizer`: AdamW's moments, which pass through the
+            device in every update. `all`: parameters, gradients and moments, of the reference
+            and the critic too; the CPU makes the update. On `device: cpu` all is there anyway.
         compile: compile decoder layers with torch.compile; needs a C++ compiler on the ranks'
             nodes, and takes a while at the first passes of a process.
         packing: lay rows end to end in one sequence, without padding, each seen by itself
@@ -100,6 +105,8 @@ class TrainerConfig(StrictModel):
     seed: int = Field(default=0, ge=0)
     lora: LoraConfig | None = None
     activation_checkpointing: bool = False
+    activation_offload: bool = False
+    offload: Literal["none", "optimizer", "all"] = "none"
     compile: bool = False
     packing: Literal["auto", "on", "off"] = "auto"
     peak_tflops: float | None = Field(default=None, gt=0)
@@ -141,6 +148,15 @@ class TrainerConfig(StrictModel):
             raise ValueError(
                 f"context_parallel: {self.context_parallel} ranks can share packed rows only; "
                 "leave packing out, or give context_parallel 1"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _only_checkpointed_layers_have_inputs_to_offload(self) -> Self:
+        if self.activation_offload and not self.activation_checkpointing:
+            raise ValueError(
+                "activation_offload: only the inputs of checkpointed layers go to host memory; "
+                "set activation_checkpointing: true, or leave activation_offload out"
             )
         return self
 

@@ -85,6 +85,15 @@ class RankProcess:
             for name, parameter in self._learner._policy.checkpoint_parameters()
         }
 
+    def moments(self) -> dict[str, Any]:
+        """Both of AdamW, of every parameter."""
+        state = self._learner._optimizer.state
+        return {
+            f"{name}.{key}": state[parameter][key].full_tensor().numpy()
+            for name, parameter in self._learner._policy.checkpoint_parameters()
+            for key in ("exp_avg", "exp_avg_sq")
+        }
+
     def frozen_logprobs(self, sequences: list[list[int]]) -> dict[int, list[float]]:
         with adapter_off(self._learner._policy):
             return self._learner.logprobs(sequences)

@@ -72,30 +72,27 @@ class Held:
         for module, key in self.places:
             setattr(module, key, value)
 
-    def allocate(self, device: torch.device) -> None:
+    def allocate(self, device: torch.device, shards_device: torch.device) -> None:
         """Give it memory for this rank's elements, where it has none."""
         value = self.value
         if not value.is_meta:
             return
-        if not isinstance(value, DTensor):
-            empty = torch.empty_like(value, device=device)
-        else:
-            shape = [last - first for first, last in local_box(value)]
-            empty = DTensor.from_local(
-                torch.empty(shape, dtype=value.dtype, device=device),
-                value.device_mesh,
-                value.placements,
-                run_check=False,
-                shape=value.shape,
-                stride=value.stride(),
-            )
+        empty = torch.empty_like(
+            value, device=shards_device if isinstance(value, DTensor) else device
+        )
         if isinstance(value, nn.Parameter):
             empty = nn.Parameter(empty, requires_grad=value.requires_grad)
         self.put(empty)
 
 
 def load_weights(
-    causal: Any, model: str, *, seed: int, device: torch.device, progress: Progress | None = None
+    causal: Any,
+    model: str,
+    *,
+    seed: int,
+    device: torch.device,
+    shards_device: torch.device,
+    progress: Progress | None = None,
 ) -> None:
     """Fill a sharded transformers model with the weights of its checkpoint.
 
@@ -106,7 +103,8 @@ def load_weights(
         causal: the model.
         model: the checkpoint, as a configuration names it.
         seed: of parameters that it lacks.
-        device: where memory is taken.
+        device: where memory is taken for what all ranks hold.
+        shards_device: where it is taken for a rank's shards.
         progress: is told how far the rank is.
 
     Raises:
@@ -131,7 +129,7 @@ def load_weights(
     if lacking and dist.get_rank() == 0:
         _log.warning("checkpoint_lacks_parameters", model=model, initialised=lacking)
     for one in held:
-        one.allocate(device)
+        one.allocate(device, shards_device)
     report = _Report(model, progress)
     _read(list(chain.from_iterable(_pieces(one, one.sources) for one in held)), _fill, report)
     copies = [_pieces(one, copy) for one in held for copy in one.copies]

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from services.protocol.errors import InvalidInput
@@ -29,6 +29,8 @@ from services.trainer.model.model_check import check_model, remove_randomness
 from services.trainer.model.packed_attention import packed_hidden, padded_hidden
 from services.trainer.model.token_logprobs import Entropy, Logits, token_logprobs
 from services.trainer.model.twin import layers_of
+from services.trainer.offload.activation_offload import checkpoint_on_host
+from services.trainer.offload.sharding import shard, shards_device
 
 _PREFIX = "causal."
 
@@ -162,7 +164,7 @@ def load_policy(
     check_context_parallel(config, causal.config.get_text_config())
     scoring = check_model(config, causal.config)
     causal.set_attn_implementation(scoring.attention)
-    if config.activation_checkpointing:
+    if config.activation_checkpointing and not config.activation_offload:
         causal.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if config.lora is not None:
         add_lora(causal, decoder_layers(causal), config.lora)
@@ -176,15 +178,12 @@ def load_policy(
         gradient_sync=config.gradient_sync,
         context_group=context_group,
     )
-    mixed = MixedPrecisionPolicy()
-    if config.dtype == "bfloat16":
-        mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     if config.compile:
         compile_layers(decoder_layers(causal))
     mark_layers(decoder_layers(causal))
-    for layer in decoder_layers(causal):
-        fully_shard(layer, mesh=mesh, mp_policy=mixed)
-    fully_shard(policy, mesh=mesh, mp_policy=mixed)
+    if config.activation_offload:
+        checkpoint_on_host(decoder_layers(causal), torch.device(config.device))
+    shard(policy, decoder_layers(causal), config, mesh)
     load_initial_weights(policy, config, progress)
     return policy
 
@@ -204,6 +203,7 @@ def load_initial_weights(
             config.model,
             seed=config.seed,
             device=device,
+            shards_device=shards_device(config, device),
             progress=progress or HEARTBEAT.loading,
         )
 

@@ -242,6 +242,9 @@ class Learner:
             raise InvalidInput(field, wrong, f"Token ids of this model are 0 to {limit - 1}.")
 
     def _make_optimizer(self) -> torch.optim.AdamW:
-        algorithm = self._algorithm
-        parameters = self._policy.trained_parameters()
-        return make_adamw(parameters, algorithm.learning_rate, algorithm.weight_decay)
+        return make_adamw(
+            self._policy.trained_parameters(),
+            self._config,
+            learning_rate=self._algorithm.learning_rate,
+            weight_decay=self._algorithm.weight_decay,
+        )

@@ -60,7 +60,12 @@ class Critic:
     ) -> None:
         self._settings = settings
         self.model = load_policy(config, mesh, ValueModel, context_group)
-        self.optimizer = make_adamw(self.model.trained_parameters(), settings.learning_rate, 0.0)
+        self.optimizer = make_adamw(
+            self.model.trained_parameters(),
+            config,
+            learning_rate=settings.learning_rate,
+            weight_decay=0.0,
+        )
 
     @torch.no_grad()
     def values(self, micro: MicroBatch) -> Tensor:

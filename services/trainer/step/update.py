@@ -7,16 +7,22 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from services.trainer.config import TrainerConfig
+from services.trainer.offload.host_moments import HostMomentsAdamW
+
 BETAS = (0.9, 0.95)
 
 
 def make_adamw(
-    parameters: Sequence[nn.Parameter], learning_rate: float, weight_decay: float
+    parameters: Sequence[nn.Parameter],
+    config: TrainerConfig,
+    *,
+    learning_rate: float,
+    weight_decay: float,
 ) -> torch.optim.AdamW:
-    """The optimizer of policy and critic."""
-    return torch.optim.AdamW(
-        parameters, lr=learning_rate, betas=BETAS, weight_decay=weight_decay, fused=True
-    )
+    """The optimizer of policy and critic, which steps where the parameters are."""
+    kind = HostMomentsAdamW if config.offload == "optimizer" else torch.optim.AdamW
+    return kind(parameters, lr=learning_rate, betas=BETAS, weight_decay=weight_decay, fused=True)
 
 
 def update(

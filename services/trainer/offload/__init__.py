@@ -1,0 +1,1 @@
+"""What waits in host memory: moments, shards, inputs of layers."""
