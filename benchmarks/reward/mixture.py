@@ -20,6 +20,7 @@ from typing import Any
 import uvloop
 
 from benchmarks.report import Bar, machine, options_of, show, write
+from services.observability.garbage import never_collect_what_stays
 from services.reward_service.config import RewardServiceConfig, cores_here
 from services.reward_service.scoring import Scoring
 from tests.redteam.mixture import Answer, is_fair, long_answers, mixture
@@ -75,6 +76,7 @@ async def graded(tier: str, answers: list[Answer]) -> dict[str, Any]:
     scoring, turns = Scoring(RewardServiceConfig.model_validate(config)), Turns()
     try:
         await scoring.start()
+        never_collect_what_stays()  # as in a Serve replica
         began, watching = time.monotonic(), asyncio.create_task(turns.watch())
         scores = await scoring.score([answer.job for answer in answers])
         watching.cancel()

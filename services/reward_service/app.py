@@ -9,6 +9,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingP
 
 from services.access.access_control import protect
 from services.observability import tracing
+from services.observability.garbage import never_collect_what_stays
 from services.open_files import raise_open_files
 from services.peers import http_host
 from services.protocol.placement import NODE_RESOURCE_SHARE
@@ -41,6 +42,7 @@ class RewardReplica:
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Start the sandbox, then the HTTP API, once the replica's event loop runs."""
         await self._scoring.start()
+        never_collect_what_stays()
         if self._config.access is None:
             return closed_api()
         app = http_api(self._scoring)

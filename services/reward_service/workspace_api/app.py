@@ -9,6 +9,7 @@ from ray.util import get_node_ip_address
 
 from services.access.access_control import protect
 from services.observability import tracing
+from services.observability.garbage import never_collect_what_stays
 from services.open_files import raise_open_files
 from services.peers import http_host, replica_states, reward_peer
 from services.protocol.placement import NODE_RESOURCE_SHARE
@@ -41,6 +42,7 @@ class WorkspaceReplica:
         config, name = self._config, serve.get_replica_context().replica_tag
         workspaces = Workspaces(config, name)
         await workspaces.start()
+        never_collect_what_stays()
         listener = PeerListener(name, config.host or get_node_ip_address())
         table = ReplicaTable(listener.address, ClusterReplicaStore(), _replicas)
         peers = Peers(table, connect_s=config.connect_s)
