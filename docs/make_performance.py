@@ -30,7 +30,16 @@ figure, run the module that its section names with `--json`: `benchmarks/router/
 
 def page() -> str:
     """The text of the page."""
-    parts = [_start_up(), _rewards(), _router(), _weights(), _training(), _schedules(), _soak()]
+    parts = [
+        _start_up(),
+        _rewards(),
+        _router(),
+        _weights(),
+        _training(),
+        _batches(),
+        _schedules(),
+        _soak(),
+    ]
     parts.append(_whole_runs())
     return "\n".join([HEAD, *parts])
 
@@ -199,6 +208,25 @@ def _training() -> str:
         "sooner: with a model so small, six services cost more than they overlap, and a "
         "reward without a sandbox costs nothing.",
         _table("TRL with its reward | wall time to the goal | with start-up | CPU time", goal),
+    )
+
+
+def _batches() -> str:
+    results = _read("train_batch")
+    arrays, tuples = results["arrays"], results["tuples"]
+    lead, ranks = arrays["lead"], arrays["ranks"]
+    bars = [f"{one['name']} | {one['bar']:g} | {one['found']:.2f}" for one in results["bars"]]
+    return _section(
+        "Batches to ranks",
+        f"`benchmarks/train_batch.py`: {arrays['tokens'] / 1e6:.0f} M tokens for {len(ranks)} "
+        "ranks, planned by the process that leads them, sent through Ray's object store and laid "
+        f"out as tensors. The leading process took {lead['cpu_s']:.1f} CPU-seconds, a rank "
+        f"{median(one['cpu_s'] for one in ranks):.1f}. The peer is the way before, tuples of "
+        f"Python numbers, whole in every rank: {tuples['rank_cpu_ns_a_token']:.0f} CPU-ns and "
+        f"{tuples['memory_bytes_a_token']:.0f} bytes a token in each, measured with "
+        f"{tuples['tokens'] / 1e6:.1f} M tokens. To lay trajectories into arrays costs the "
+        f"orchestrator {tuples['build_cpu_ns_a_token']:.0f} CPU-ns a token.",
+        _table("bar, of the rank with most | wanted | found", bars),
     )
 
 
