@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from services.protocol.errors import InvalidInput, NotReady
+from services.protocol.run.profile import ProfileRequest
 from services.protocol.train_batch import TrainBatch
 from services.protocol.trainer import CheckpointReport
 from services.protocol.weights.version_ledger import VersionRecord
@@ -165,6 +166,9 @@ class FakeGroup:
             digests=digests_of(rank, batch.step),
             checkpoint=CheckpointReport(),
         )
+
+    def profile(self, rank: int, request: ProfileRequest) -> None:
+        """Nothing to see here."""
 
     def save(self, rank: int, version: int, frontier: Any, wait: bool) -> CheckpointReport:
         return CheckpointReport(saved_step=self.weights)
@@ -542,3 +546,49 @@ async def test_health_fails_when_nobody_watches_the_ranks(open_service) -> None:
     await asyncio.gather(service._loops[0], return_exceptions=True)
     with pytest.raises(RuntimeError, match="no longer watches"):
         service.check_health()
+
+
+async def test_a_profile_is_told_to_ranks_before_the_next_step_and_only_once(
+    open_service, make_start
+) -> None:
+    group = FakeGroup()
+    service = await open_service(FakeBus(), group)
+    await service.start_run(make_start())
+    request = ProfileRequest(run_id="run", folder="/f", steps=2, ranks=(1,))
+    await service.profile(request)
+    await service.train(batch(1))
+    await service.train(batch(2))
+    called = [call[:2] for call in group.calls if call[0] in ("profile", "train")]
+    assert [name for name, _ in called] == ["profile", "train", "train"]
+    assert called[0][1] == request
+
+
+@pytest.mark.parametrize(
+    ("change", "field"), [({"run_id": "other"}, "run_id"), ({"ranks": (2,)}, "ranks")]
+)
+async def test_a_profile_of_another_run_or_of_a_rank_that_there_is_not_is_refused(
+    open_service, make_start, change: dict[str, Any], field: str
+) -> None:
+    service = await open_service(FakeBus(), FakeGroup())
+    await service.start_run(make_start())
+    request = ProfileRequest(**({"run_id": "run", "folder": "/f"} | change))
+    with pytest.raises(InvalidInput, match=field):
+        await service.profile(request)
+
+
+async def test_the_state_shows_what_the_trainer_does_while_no_rank_works(
+    open_service, make_start
+) -> None:
+    bus, group = FakeBus(), FakeGroup()
+    service = await open_service(bus, group)
+    await service.start_run(make_start())
+    await until(lambda: not service._turn.locked())
+    assert (await service.state()).progress is None
+    bus.away = 1  # so that the push has to wait
+    training = asyncio.create_task(service.train(batch(1)))
+    seen = set()
+    while not training.done():
+        progress = (await service.state()).progress
+        seen.add(progress and str(progress))
+        await asyncio.sleep(0)
+    assert "publishing" in seen
