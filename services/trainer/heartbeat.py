@@ -80,17 +80,22 @@ class Heartbeat:
         io: Callable[[], int] = io_bytes,
     ) -> None:
         self._clock, self._cpu, self._io = clock, cpu, io
-        self._host, self._compiling = True, False
+        self._host, self._compiling, self._offloads = True, False, False
         self._pending: deque[DeviceEvent] = deque(maxlen=_PENDING)
         self._now = ("starting", 0, 0)
         self._marks, self._marks_seen = 0, 0
         self._sign_at = self._sampled_at = clock()
         self._cpu_before, self._io_before = 0.0, 0
 
-    def follow(self, device: str, *, compiles: bool) -> None:
-        """Say where the rank computes, `cpu` or `cuda`, and whether torch compiles the model:
-        then until the first optimizer step the CPU has work of its own."""
-        self._host, self._compiling = device == "cpu", compiles
+    def follow(self, device: str, *, compiles: bool = False, offloads: bool = False) -> None:
+        """Say where the rank computes, `cpu` or `cuda`, and when the CPU has work of its own.
+
+        Args:
+            device: of the passes.
+            compiles: until the first optimizer step, since torch compiles the model.
+            offloads: in each optimizer step.
+        """
+        self._host, self._compiling, self._offloads = device == "cpu", compiles, offloads
 
     def enter(self, phase: str, done: int = 0, total: int = 0) -> None:
         """Begin a phase, or part `done` of the `total` parts of one."""
@@ -134,7 +139,8 @@ class Heartbeat:
         marked = self._marks > self._marks_seen
         self._cpu_before, self._io_before, self._marks_seen = cpu, io, self._marks
         phase_on_host = self._now[0] in ON_HOST
-        computes_on_host = self._host or self._compiling or phase_on_host
+        steps_on_host = self._offloads and self._now[0] == "optimizer"
+        computes_on_host = self._host or self._compiling or phase_on_host or steps_on_host
         return marked or (computes_on_host and worked) or (phase_on_host and moved)
 
 

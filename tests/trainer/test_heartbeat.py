@@ -78,6 +78,15 @@ def test_on_a_gpu_the_cpu_counts_where_it_has_the_work() -> None:
     assert rank.quiet_after(10, cpu=5) == 0
 
 
+def test_an_optimizer_step_in_host_memory_is_work_of_the_cpu() -> None:
+    rank = Rank("cuda")
+    rank.beat.follow("cuda", offloads=True)
+    for phase, quiet in (("micro-batch", 10), ("optimizer", 0)):
+        rank.beat.enter(phase)
+        rank.quiet_after(1)
+        assert rank.quiet_after(10, cpu=5) == quiet
+
+
 def test_bytes_are_a_sign_of_life_where_files_are_read_or_written() -> None:
     rank = Rank("cuda")
     rank.beat.loading(1 << 20, 1 << 30)

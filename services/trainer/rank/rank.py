@@ -149,7 +149,11 @@ class TrainerRank:
 
         store = self._store or TCPStore(address, port, is_master=False, wait_for_workers=False)
         join_group(self._config, self._rank, store, self._address)
-        HEARTBEAT.follow(self._config.device, compiles=self._config.compile)
+        HEARTBEAT.follow(
+            self._config.device,
+            compiles=self._config.compile,
+            offloads=self._config.offload != "none",
+        )
         HEARTBEAT.enter("loading")
         return Learner(self._config)
 
