@@ -2,6 +2,7 @@
 
     python -m venv /tmp/peers && /tmp/peers/bin/pip install trl==1.16.0
     python -m benchmarks.train_step --peers /tmp/peers
+    python -m benchmarks.train_step --context-parallel 4       # and a row that four ranks share
 
 The same random Qwen3 of 1.4M parameters, the same 32 answers of uneven length, the same number
 of threads: by default one, as a rank has (`threads_per_rank`). Ways take turns, one at a time;
@@ -15,39 +16,17 @@ torch and transformers as Millrace has them (it ran with 2.13.0+cpu and 5.19.0).
 """
 
 import argparse
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from benchmarks.processes import next_message, start
 from benchmarks.report import Bar, by_name, machine, options_of, show, write
-from benchmarks.train_step import batch
+from benchmarks.train_step import batch, long_row
+from benchmarks.train_step.way import Way
 
 BARS = {"behaviour": 0.9, "proximal": 0.9, "trl": 1.0}
-
-
-class Way:
-    """A process that measures one thing at a time, when it is asked."""
-
-    def __init__(self, python: Path, module: str, *arguments: Any) -> None:
-        module = f"train_step.{module}"
-        self._process = start(module, *arguments, python=python, stdin=subprocess.PIPE)
-        next_message(self._process)
-
-    def ask(self, name: str) -> Any:
-        """The figures of one measurement."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(name + "\n")
-        self._process.stdin.flush()
-        return next_message(self._process)["found"]
-
-    def close(self) -> None:
-        """End it."""
-        self._process.kill()
-        self._process.wait()
 
 
 def main() -> None:
@@ -58,11 +37,17 @@ def main() -> None:
         threads=(1, "of each way"),
         rounds=9,
         peers=(Path, "a virtual environment with TRL"),
+        context_parallel=(0, "also: so many ranks share one long row"),
+        row_tokens=(8192, "of the long row"),
     )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         result = measure(Path(folder), options)
     print_ways(result)
+    if options.context_parallel:
+        with tempfile.TemporaryDirectory() as folder:
+            result["long_row"] = long_row.measure(Path(folder), options)
+        long_row.print_sides(result["long_row"])
     write(options.json, result)
 
 
@@ -76,6 +61,8 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     if options.peers:
         python = options.peers / "bin" / "python"
         peer = Way(python, "peer", folder, *common, "--rounds", options.rounds + 2)
+    for way in filter(None, (ours, peer)):
+        way.ready()
     try:
         rounds_taken = [one_round(ours, peer) for _ in range(options.rounds + 1)][1:]
         memory = ours.ask("memory")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
@@ -30,16 +31,16 @@ TRUE_LOGPROB = -math.log(VOCABULARY)  # a random model's: the clip is hardly eve
 class Steps:
     """Whole train steps as a rank does them: plan, passes, update, diagnostics, snapshot."""
 
-    def __init__(self, folder: Path, answers: list[Answer], threads: int) -> None:
-        self._config = TrainerConfig(
-            model=str(folder),
-            world_size=1,
-            threads_per_rank=threads,
-            micro_batch_tokens=MICRO_BATCH_TOKENS,
-            canary_sequences=0,
-        )
-        join_group(self._config, 0, open_store("127.0.0.1"), "127.0.0.1")
-        self._learner = Learner(self._config)
+    def __init__(
+        self,
+        folder: Path,
+        answers: list[Answer],
+        config: TrainerConfig,
+        rank: int = 0,
+        store: TCPStore | None = None,
+    ) -> None:
+        join_group(config, rank, store or open_store("127.0.0.1"), "127.0.0.1")
+        self._learner = Learner(config)
         self._folder, self._groups, self._step = folder, groups_of(answers), 0
 
     def start(self, **algorithm: Any) -> None:
@@ -159,7 +160,14 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     options = parser.parse_args()
     answers = read(options.folder)
-    steps, bare = Steps(options.folder, answers, options.threads), Bare(options.folder, answers)
+    config = TrainerConfig(
+        model=str(options.folder),
+        world_size=1,
+        threads_per_rank=options.threads,
+        micro_batch_tokens=MICRO_BATCH_TOKENS,
+        canary_sequences=0,
+    )
+    steps, bare = Steps(options.folder, answers, config), Bare(options.folder, answers)
 
     answer_calls(
         {

@@ -4,14 +4,16 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch._dynamo
 import torch.distributed as dist
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from services.trainer.batch.collate import collate_sequences
 from services.trainer.config import TrainerConfig
+from services.trainer.model.compiled import compile_layers
 from services.trainer.model.context_parallel import ALONE, ContextGroup
-from services.trainer.model.model import Policy
+from services.trainer.model.model import Policy, decoder_layers
 from services.trainer.model.model_check import remove_randomness
 from services.trainer.model.packed_attention import PACKED
 from services.trainer.model.token_logprobs import Logits
@@ -53,11 +55,16 @@ def learn(policy: Policy, lengths: list[int]) -> tuple[Tensor, Tensor, dict[str,
     return logprobs.detach(), entropies.detach(), found
 
 
-def learn_together(size: int, model: Any, lengths: list[int]) -> Any:
+def learn_together(size: int, model: Any, lengths: list[int], compiled: bool = False) -> Any:
     """The same of rows that `size` ranks share; gradients added up over those ranks."""
     config = TrainerConfig(model="m", world_size=dist.get_world_size(), context_parallel=size)
     group = ContextGroup.make(config)
-    logprobs, entropies, found = learn(make_policy(model, group), lengths)
+    policy = make_policy(model, group)
+    if compiled:
+        compile_layers(decoder_layers(policy.causal), backend="aot_eager")
+    torch._dynamo.utils.counters.clear()
+    logprobs, entropies, found = learn(policy, lengths)
+    assert compiled == bool(torch._dynamo.utils.counters["stats"])
     for gradient in found.values():
         dist.all_reduce(gradient, group=group.ranks)
     gradients = {name: one.numpy() for name, one in found.items()}

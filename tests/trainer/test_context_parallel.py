@@ -77,6 +77,15 @@ def test_logprobs_and_gradients_are_those_of_one_rank(four_ranks, model, rows) -
                 np.testing.assert_allclose(found[2][name], one.numpy(), rtol=1e-5, atol=1e-6)
 
 
+def test_compiled_layers_share_rows(rank_groups) -> None:
+    model, rows = MODELS["two heads a key"], ROWS["both, padded"]
+    plain = rank_groups[2].call("do", learn_together, 2, model, rows)[0]
+    for found in rank_groups[2].call("do", learn_together, 2, model, rows, True):
+        np.testing.assert_allclose(found[0], plain[0], rtol=1e-10)
+        for name, one in plain[2].items():
+            np.testing.assert_allclose(found[2][name], one, rtol=1e-6, atol=1e-10)
+
+
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "GRPO": {"preset": "grpo", "ratio_anchor": "proximal", "minibatches": 2, "entropy_bonus": 0.1},
     "a row or none": {"preset": "grpo", "minibatches": 12},
@@ -150,6 +159,20 @@ def test_scores_for_canaries_are_those_of_one_rank(rank_groups, four_ranks, wide
     for size in (2, 4):
         for one, other in zip(scores(four_ranks, context_parallel=size), expected, strict=True):
             assert one == pytest.approx(other, abs=1e-5)
+
+
+def test_a_run_goes_on_with_another_number_of_ranks_to_a_row(
+    rank_groups, four_ranks, wide_model, make_batch, make_start
+) -> None:
+    start = make_start()
+    run_steps(four_ranks, wide_model, start, [make_batch(1)], context_parallel=4)
+    four_ranks.call("save", 1)
+    expected = four_ranks.call("train", make_batch(2), 1, 2)[0]
+    for ranks, size in ((rank_groups[1], 1), (rank_groups[2], 2)):
+        ranks.load(wide_model, context_parallel=size)
+        assert ranks.call("start_run", start, 7)[0].step == 1
+        found = ranks.call("train", make_batch(2), 1, 2)[0]
+        assert found.metrics == pytest.approx(expected.metrics, rel=1e-5, abs=1e-6)
 
 
 def test_what_is_not_finite_and_what_is_detailed_is_reported_once(
