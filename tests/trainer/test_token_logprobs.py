@@ -128,3 +128,11 @@ def test_no_tokens_are_no_trouble() -> None:
     logprobs, _ = token_logprobs(hidden[:0], head, target[:0], Logits(max_bytes=4), entropy="value")
     assert logprobs.shape == (0,)
     assert gradients(logprobs.sum(), hidden, head)[1].abs().max() == 0
+
+
+def test_a_second_backward_pass_is_refused_and_not_wrong() -> None:
+    hidden, head, target = inputs(torch.float32, bias=False)
+    logprobs, _ = token_logprobs(hidden, head, target, Logits(), entropy="value")
+    logprobs.sum().backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        logprobs.sum().backward()

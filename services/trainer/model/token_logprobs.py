@@ -57,6 +57,10 @@ class Logits:
     max_bytes: int = 1 << 29
     float32: bool = True
 
+    def cold(self, logits: Tensor) -> Tensor:
+        """Logits divided by the temperature, in place."""
+        return logits if self.temperature == 1.0 else logits.div_(self.temperature)
+
     def product(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The output layer's `[n, V]`, in float32 or float64."""
         precision = _precision(hidden)
@@ -118,13 +122,14 @@ class _TokenLogprobs(torch.autograd.Function):
         kept = None
         for start in range(0, len(target), piece):
             part = slice(start, start + piece)
-            product = logits.product(hidden[part], weight, bias)
-            logs = logits.form.of(product).div_(logits.temperature).log_softmax(-1)
+            cold = logits.cold(logits.form.of(logits.product(hidden[part], weight, bias)))
+            logs = cold.log_softmax(-1)
             logprobs[part] = logs.gather(-1, target[part, None])[:, 0]
             if keep or entropy != "none":
-                kept = logs.exp()
+                kept = torch.exp(logs, out=cold)  # in the memory of the logits, needed no more
             if kept is not None and entropy != "none":
-                entropies[part] = torch.linalg.vecdot(logs, kept).neg_()
+                # Unlike vecdot, bmm needs no memory for the products.
+                entropies[part] = torch.bmm(logs[:, None], kept[:, :, None]).flatten().neg_()
         ctx.save_for_backward(hidden, weight, bias, target, entropies, kept if keep else None)
         if entropy != "gradient":
             ctx.mark_non_differentiable(entropies)
@@ -145,14 +150,20 @@ class _TokenLogprobs(torch.autograd.Function):
             if p is None:
                 logits = form.of(ctx.logits.product(hidden[part], weight, bias))
                 slope = form.slope(logits)
-                p = logits.div_(temperature).softmax(-1)
-            by_logit = p * -by_logprob[part, None]
+                p = torch.softmax(ctx.logits.cold(logits), -1)
+            more = None
             if through is not None:
                 # entr(p) is -p log p, and 0 at 0.
-                by_p = torch.special.entr(p) - p * entropies[part, None]
-                by_logit += by_p * through[part, None]
+                more = torch.special.entr(p).sub_(p * entropies[part, None])
+                more *= through[part, None]
+            # In place: what is kept serves one backward pass, and autograd refuses a second.
+            by_logit = p.mul_(-by_logprob[part, None])
+            if more is not None:
+                by_logit += more
             by_logit.scatter_add_(-1, target[part, None], by_logprob[part, None])
-            sums.add(part, by_logit.mul_(slope).to(hidden.dtype))
+            if form != LogitForm():
+                by_logit *= slope
+            sums.add(part, by_logit.to(hidden.dtype))
         return (*sums.result(), None, None, None, None)
 
 
