@@ -209,6 +209,12 @@ class Ranks:
         answers = [self._receive(connection) for connection in self._connections]
         return [self._result(*answer) for answer in answers]
 
+    def errors(self, method: str, *args: Any) -> list[Any]:
+        """What each rank raises, or answers if it does not raise."""
+        for connection in self._connections:
+            connection.send((method, args))
+        return [self._receive(connection)[1] for connection in self._connections]
+
     def load(self, model: Path, **settings: Any) -> Any:
         config = self.config(model, **settings)
         self._model = self.call("load", config)[0]

@@ -4,6 +4,8 @@ Run as a script it imports once, and then forks a rank for every socket that it 
 """
 
 import asyncio
+import errno
+import gc
 import os
 import resource
 import signal
@@ -11,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable
 from multiprocessing.connection import Client
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -23,12 +26,16 @@ with heavy_imports():
 
     from services.trainer.config import TrainerConfig
     from services.trainer.model.lora import adapter_off
+    from services.trainer.model.model import Policy, load_policy
+    from services.trainer.model.stored_tensors import StoredTensor
     from services.trainer.rank import rank as rank_module
     from services.trainer.rank.learner import Learner
-    from services.trainer.rank.process_group import join_group, open_store
+    from services.trainer.rank.process_group import join_group, make_mesh, open_store
     from tests.chaos.calls import BusOverSocket, serve
     from tests.trainer.halt import Halt
     from tests.trainer.held_bytes import between_passes
+
+ROWS = StoredTensor.rows
 
 
 class RankProcess:
@@ -53,6 +60,29 @@ class RankProcess:
     def load(self, config: TrainerConfig) -> Any:
         self._learner = Learner(config)
         return self._learner.model
+
+    def peak_of_load(self, config: TrainerConfig) -> int:
+        """Bytes that loading a model adds to this process's resident memory at most."""
+        self._learner = None
+        gc.collect()
+        Path("/proc/self/clear_refs").write_text("5")  # forgets the peak until now
+        before = _resident("VmRSS")
+        self.load(config)
+        return _resident("VmHWM") - before
+
+    def progress_of_load(self, config: TrainerConfig) -> list[tuple[int, int]]:
+        """What a load tells of its progress."""
+        told: list[tuple[int, int]] = []
+        load_policy(config, make_mesh(config), Policy, progress=lambda *both: told.append(both))
+        return told
+
+    def fail_reading(self, rank: int) -> None:
+        """Of this rank alone, or of none if there is no such rank, the disk fails."""
+
+        def fail(tensor: StoredTensor, *_: Any) -> Any:
+            raise OSError(errno.EIO, "Input/output error", str(tensor.file))
+
+        setattr(StoredTensor, "rows", fail if rank == self._rank else ROWS)  # noqa: B010
 
     def snapshot_bytes(self, version: int) -> list[bytes]:
         """None of a rank that has nothing to send."""
@@ -154,6 +184,12 @@ class RankProcess:
 
     def __getattr__(self, method: str) -> Any:
         return getattr(self._learner, method)
+
+
+def _resident(kind: str) -> int:
+    """A figure of this process's memory in bytes, as the kernel names it."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{kind}:"))
 
 
 def be_rank(socket: str, rank: int) -> None:

@@ -147,6 +147,63 @@ def test_a_new_adapter_is_the_same_on_any_number_of_ranks(ranks_of, tmp_path) ->
     assert all(not values.any() for name, values in made[1].items() if name.endswith("lora_B"))
 
 
+def test_a_disk_that_fails_one_rank_is_told_by_all_of_them(ranks_of, tmp_path) -> None:
+    folder, ranks = save(tmp_path / "model", "qwen3"), ranks_of[3]
+    ranks.call("fail_reading", 1)
+    errors = ranks.errors("load", ranks.config(folder))
+    assert {type(error) for error in errors} == {InvalidInput}
+    assert {str(error) for error in errors} == {str(errors[0])}
+    assert "model.safetensors" in str(errors[0])
+    assert "Input/output error" in str(errors[0])
+    ranks.call("fail_reading", -1)
+    ranks.load(folder)  # they still work together
+
+
+def test_a_rank_reads_its_part_and_says_how_far_it_is(ranks_of, tmp_path) -> None:
+    folder = save(tmp_path / "model", "qwen3", torch.bfloat16)
+    size = sum(one.nbytes for one in load_file(folder / "model.safetensors").values())
+    told = ranks_of[2].call("progress_of_load", ranks_of[2].config(folder))
+    assert sum(one[-1][1] for one in told) == size
+    for one in told:
+        assert [done for done, _ in one] == sorted({done for done, _ in one})
+        assert one[-1][0] == one[-1][1]
+
+
+def sparse_model(folder: Path, config: LlamaConfig) -> int:
+    """A checkpoint in bfloat16 of zeros that take no disk; returns its number of parameters."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    config.architectures = [type(model).__name__]
+    config.save_pretrained(folder)
+    header, end = {}, 0
+    for name, one in model.named_parameters():
+        start, end = end, end + 2 * one.numel()
+        shape = list(one.shape)
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
+    return end // 2
+
+
+def test_a_rank_holds_its_shards_and_one_tensor_while_it_loads(four_ranks, tmp_path) -> None:
+    config = LlamaConfig(
+        vocab_size=20_000,
+        hidden_size=4096,
+        intermediate_size=16_384,
+        num_hidden_layers=5,
+        num_attention_heads=32,
+    )
+    parameters = sparse_model(tmp_path, config)
+    assert parameters > 1.5e9
+    lora = LoraConfig(rank=1, alpha=1.0, targets=("q_proj",), push="adapter")
+    settings = {"dtype": "bfloat16", "lora": lora}
+    peaks = four_ranks.call("peak_of_load", four_ranks.config(tmp_path, **settings))
+    shard, tensor = 2 * parameters / 4, 2 * config.hidden_size * config.intermediate_size
+    assert all(0.95 * shard < peak < shard + tensor for peak in peaks), (peaks, shard, tensor)
+
+
 def truncate(folder: Path) -> str:
     file = sorted(folder.glob("*.safetensors"))[-1]
     with file.open("r+b") as opened:

@@ -14,8 +14,8 @@ from torch import Tensor
 from services.protocol.errors import InvalidInput
 from services.trainer.checkpoints.manifest import CheckpointManifest
 from services.trainer.checkpoints.names import Part
-from services.trainer.collectives import from_rank_0
 from services.trainer.config import TrainerConfig
+from services.trainer.joint_work import joint_work
 from services.transport.base_digest import base_digest, weight_files
 
 
@@ -27,7 +27,8 @@ def identify_base(config: TrainerConfig) -> str | None:
     """
     if config.lora is None:
         return None
-    return from_rank_0(lambda: base_digest(config.model))
+    with joint_work() as work:
+        return work.of_rank_0(lambda: base_digest(config.model))
 
 
 def refuse_other_base(

@@ -3,6 +3,7 @@
 A rank holds its shards, and a few pieces of tensors that are being read.
 """
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -21,7 +22,7 @@ from transformers.initialization import guard_torch_init_functions
 from services.observability.log import Log
 from services.trainer.model.sources import Source, sources_of
 from services.trainer.model.stored_tensors import DamagedWeights, StoredTensor
-from services.trainer.model.weight_files import download, tensors_of
+from services.trainer.model.weight_files import tensors_of
 
 THREADS = 4
 """That read at the same time."""
@@ -39,6 +40,7 @@ Box = tuple[tuple[int, int], ...]
 """First index and the one after the last, in each dimension."""
 
 _log = Log("trainer")
+_of_thread = threading.local()
 
 
 @dataclass(kw_only=True)
@@ -114,7 +116,6 @@ def load_weights(
     """
     held = list(_held(causal))
     own = {name for name, module, key in _named(causal) if key in getattr(module, "own", ())}
-    download(model)
     sources = sources_of(causal, tensors_of(model), own)
     for one in held:
         found = [sources[name] for name in one.names if name in sources]
@@ -190,8 +191,8 @@ class _Piece:
     target: Tensor
 
     def read(self) -> Tensor:
-        """The elements, on the CPU and in the type of the file."""
-        rows = self.stored.rows(*self.rows)
+        """The elements, on the CPU and in the type of the file, until this thread reads again."""
+        rows = self.stored.rows(*self.rows, _buffer(self.bytes))
         return rows[(slice(None), *self.others)].view(self.target.shape)
 
     @property
@@ -251,6 +252,15 @@ def _compare(piece: _Piece) -> None:
             f"{piece.name} in {piece.stored.file} differs from the tensor that config.json says "
             "it is the same as; set tie_word_embeddings to false there"
         )
+
+
+def _buffer(size: int) -> Tensor:
+    """This thread's memory to read into. Pieces with memory of their own would leave malloc with
+    several times as much as is in use."""
+    held: Tensor | None = getattr(_of_thread, "buffer", None)
+    if held is None or held.numel() < size:
+        held = _of_thread.buffer = torch.empty(max(size, PIECE_BYTES), dtype=torch.uint8)
+    return held
 
 
 class _Report:

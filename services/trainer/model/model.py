@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -15,6 +16,7 @@ from services.protocol.errors import InvalidInput
 from services.trainer.batch.collate import MicroBatch
 from services.trainer.config import GradientSync, TrainerConfig
 from services.trainer.heartbeat import HEARTBEAT
+from services.trainer.joint_work import JointWork, joint_work
 from services.trainer.model.blank import blank_model
 from services.trainer.model.compiled import compile_layers
 from services.trainer.model.context_parallel import (
@@ -29,6 +31,7 @@ from services.trainer.model.model_check import check_model, remove_randomness
 from services.trainer.model.packed_attention import packed_hidden, padded_hidden
 from services.trainer.model.token_logprobs import Entropy, Logits, token_logprobs
 from services.trainer.model.twin import layers_of
+from services.trainer.model.weight_files import download
 from services.trainer.offload.activation_offload import checkpoint_on_host
 from services.trainer.offload.sharding import shard, shards_device
 
@@ -140,7 +143,7 @@ def load_policy(
     context_group: ContextGroup = ALONE,
     progress: Progress | None = None,
 ) -> P:
-    """Load the checkpoint with float32 master weights, sharded over `mesh`.
+    """Load the checkpoint with float32 master weights, sharded over `mesh`. Collective.
 
     A rank never holds more than its shards. What an adapter leaves frozen is held in the element
     type that is computed with.
@@ -158,6 +161,36 @@ def load_policy(
             shared by `context_parallel` ranks, or lacks a layer that an adapter is for; or it is
             to be compiled and there is no compiler.
     """
+    with joint_work() as work:
+        work.once_a_node(partial(_download, config.model))
+        policy = _blank_policy(config, mesh, kind, context_group)
+        _fill(policy, config, work, progress)
+    return policy
+
+
+def load_initial_weights(
+    policy: Policy, config: TrainerConfig, progress: Progress | None = None
+) -> None:
+    """Fill a policy anew with the weights of the checkpoint, in place. Collective.
+
+    Raises:
+        InvalidInput: they are missing or damaged.
+    """
+    policy.reshard_all()
+    with joint_work() as work:
+        _fill(policy, config, work, progress)
+
+
+def _download(model: str) -> None:
+    HEARTBEAT.loading(0, 0)
+    with _loading(model):
+        download(model)
+
+
+def _blank_policy(
+    config: TrainerConfig, mesh: DeviceMesh, kind: type[P], context_group: ContextGroup
+) -> P:
+    """The sharded policy, on the meta device."""
     held = torch.float32 if config.lora is None else getattr(torch, config.dtype)
     with _loading(config.model):
         causal = blank_model(config.model, held)
@@ -184,18 +217,16 @@ def load_policy(
     if config.activation_offload:
         checkpoint_on_host(decoder_layers(causal), torch.device(config.device))
     shard(policy, decoder_layers(causal), config, mesh)
-    load_initial_weights(policy, config, progress)
     return policy
 
 
-def load_initial_weights(
-    policy: Policy, config: TrainerConfig, progress: Progress | None = None
+def _fill(
+    policy: Policy, config: TrainerConfig, work: JointWork, progress: Progress | None
 ) -> None:
-    """Fill a sharded policy with the weights of the checkpoint, in place where it has some.
+    def report(done: int, total: int) -> None:
+        work.check()
+        (progress or HEARTBEAT.loading)(done, total)
 
-    Raises:
-        InvalidInput: they are missing or damaged.
-    """
     device = torch.device(config.device)
     with _loading(config.model):
         load_weights(
@@ -204,7 +235,7 @@ def load_initial_weights(
             seed=config.seed,
             device=device,
             shards_device=shards_device(config, device),
-            progress=progress or HEARTBEAT.loading,
+            progress=report,
         )
 
 

@@ -56,8 +56,13 @@ class StoredTensor:
         """Bytes of what one index of the first dimension chooses."""
         return math.prod(self.shape[1:]) * (self.dtype.itemsize if self.dtype else 1)
 
-    def rows(self, first: int, last: int) -> Tensor:
+    def rows(self, first: int, last: int, buffer: Tensor) -> Tensor:
         """Rows `first` to `last` of the first dimension, on the CPU.
+
+        Args:
+            first: the first row.
+            last: the row after the last one.
+            buffer: uint8, of as many bytes as are read or more; the result lies in it.
 
         Raises:
             DamagedWeights: the file ends before them.
@@ -65,7 +70,7 @@ class StoredTensor:
         """
         assert self.dtype is not None, "refused before anything is read"
         size = (last - first) * self.row_bytes
-        read = torch.empty(size, dtype=torch.uint8)
+        read = buffer[:size]
         left, place = read.numpy().data, self.start + first * self.row_bytes
         with self.file.open("rb", buffering=0) as file:
             while left:

@@ -98,6 +98,7 @@ class Learner:
         """
         self._user_loss = load_user_loss(start.algorithm, allowed=self._config.user_losses)
         self._start, self._algorithm = start, start.algorithm
+        self._auxiliary_models = AuxiliaryModels()  # frees those of the run before
         self._auxiliary_models = AuxiliaryModels.load(
             self._algorithm, self._config, self._mesh, self._context_group
         )
@@ -225,7 +226,6 @@ class Learner:
                 raise InvalidInput("origin", start.origin, fix)
             torch.manual_seed(start.seed)
         elif self._touched:
-            self._policy.reshard_all()
             load_initial_weights(self._policy, self._config)
             self._touched = False
         self._optimizer = self._make_optimizer()
