@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from millrace_tools.capacity.known_shapes import KNOWN_SHAPES
-from millrace_tools.capacity.model_shape import ModelShape
-from millrace_tools.capacity.sizing import ENGINE_GIB, RANK_GIB, STATE_BYTES, Sizing
+from millrace_tools.capacity.sizing import ENGINE_GIB, Sizing
 from services.reward_service.config import RewardServiceConfig
 from services.rollout_server.config import RolloutServerConfig
 from services.trainer.config import LoraConfig, TrainerConfig
+from services.trainer.sizing.rank_memory import OVERHEAD_GIB
+from services.trainer.sizing.shape import ModelShape
 
 PAGE = Path(__file__).parent / "hardware.md"
 MODELS = (
@@ -84,15 +85,15 @@ millrace check deploy/cluster.yaml --figures --gpu-gib 24                      #
 millrace check deploy/cluster.yaml --nodes deploy/kuberay/rayservice.yaml   # and whether nodes do
 ```
 
-Of a rank the estimate counts {STATE_BYTES} bytes of each trained parameter (weight, gradient and
-AdamW's moments in float32), the layers that FSDP gathers, activations of a micro-batch, logits,
-and {RANK_GIB:g} GiB for CUDA and NCCL; of an engine its weights, the KV cache, and
-{ENGINE_GIB:g} GiB for activations and CUDA graphs. It leaves out host memory and disks. Models
-with experts have no estimate.
+Of a rank the sizing counts what it holds (weights, gradients and moments in float32, a KL reference
+and a critic where the run has them) and the moment of a step that needs the most besides, with
+{OVERHEAD_GIB:g} GiB for CUDA, NCCL and fragmentation; of an engine its weights, the KV cache, and
+{ENGINE_GIB:g} GiB for activations and CUDA graphs; then host memory of ranks and engines, and the
+disk of checkpoints. `--run` counts what the run asks for.
 
-If a rank does not fit: more ranks, a smaller `micro_batch_tokens`, or LoRA. If an engine does not
-fit: a larger `tensor_parallel_size` or a smaller `max_model_len`. [Deploying](deploying.md) has
-files for 1, 4 and 32 nodes of 8 GPUs.
+A model that does not fit its ranks is refused, with the keys that would make it fit, cheapest
+first. If an engine does not fit: a larger `tensor_parallel_size` or a smaller `max_model_len`.
+[Deploying](deploying.md) lists the files that are ready for one, two, eight GPUs and more.
 
 `python docs/make_hardware.py` makes this page.
 """

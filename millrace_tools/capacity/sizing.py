@@ -10,22 +10,28 @@ from math import ceil
 from typing import Any
 
 from millrace_tools.capacity.known_shapes import KNOWN_SHAPES
-from millrace_tools.capacity.model_shape import ModelShape, fetched_shape, shape_of
+from millrace_tools.capacity.model_shape import fetched_shape, shape_of
 from services.protocol.errors import InvalidInput
 from services.protocol.model_source import name_or_path
 from services.protocol.run.orchestrator import RunConfig
 from services.reward_service.config import RewardServiceConfig
 from services.rollout_server.config import RolloutServerConfig
 from services.trainer.config import TrainerConfig
+from services.trainer.sizing.host import checkpoint_disk, host_parts
+from services.trainer.sizing.rank_memory import (
+    GIB,
+    OVERHEAD_GIB,
+    held_parts,
+    rank_gib,
+    step_parts,
+)
+from services.trainer.sizing.shape import ModelShape
+from services.trainer.sizing.training import ITEMSIZE, Training
 
-GIB = 2**30
-ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
-STATE_BYTES = 16
-"""Of one trained parameter: float32 weight, gradient and AdamW's two moments."""
 ENGINE_GIB = 4.0
 """Memory that vLLM needs of a GPU beside weights and KV cache: activations, CUDA graphs, NCCL."""
-RANK_GIB = 4.0
-"""Memory that a rank needs of a GPU for CUDA's context, NCCL and fragmentation."""
+WORKER_GIB = 4.0
+"""Host memory of one process of vLLM with a CUDA context, its weights left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,43 +58,30 @@ class Sizing:
         return self.shape.parameters
 
     @property
-    def rank_parts(self) -> dict[str, float]:
-        """GiB that a rank needs of its GPU, by use.
-
-        Gathered layers are those that exist whole during a pass: the layer that computes, the one
-        that is fetched meanwhile, embedding and output layer. With checkpointing the activations
-        of a micro-batch are the inputs of all layers and the inside of one, else the inside of
-        all. Logits have a gradient.
-        """
-        shape, trainer = self.shape, self.trainer
-        itemsize = ITEMSIZE[trainer.dtype]
-        state, held = STATE_BYTES * self.parameters, "parameters, gradients and moments"
-        if trainer.lora is not None:
-            adapter = shape.adapter_parameters(trainer.lora.rank)
-            state, held = itemsize * self.parameters + STATE_BYTES * adapter, "model and adapter"
-        ends = (1 if shape.tied else 2) * shape.vocabulary * shape.hidden
-        heads = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
-        inside = 8 * shape.hidden + 2 * heads + 4 * shape.intermediate
-        values = shape.layers * inside
-        if trainer.activation_checkpointing:
-            values = shape.layers * shape.hidden + inside
-        return {
-            f"{held} over {trainer.shards}": state / trainer.shards / GIB,
-            "gathered layers": (2 * shape.layer_parameters + ends) * itemsize / GIB,
-            "activations": trainer.micro_batch_tokens * values * itemsize / GIB,
-            "logits": 2 * trainer.logits_mb / 1024,
-            "CUDA and NCCL": RANK_GIB,
-        }
+    def training(self) -> Training:
+        """What the ranks hold and do."""
+        if self.run is None:
+            return Training(shape=self.shape, trainer=self.trainer)
+        algorithm = self.run.algorithm
+        return Training(shape=self.shape, trainer=self.trainer, algorithm=algorithm)
 
     @property
     def rank_gib(self) -> float:
         """Memory that a rank's GPU must have."""
-        return sum(self.rank_parts.values())
+        return rank_gib(self.training)
 
     @property
     def weights_gib(self) -> float:
         """The model in an engine, over its GPUs."""
         return self.parameters * ITEMSIZE[self.rollout.dtype] / GIB
+
+    @property
+    def engine_host_gib(self) -> float:
+        """Host memory of an engine: each worker stages the whole model, and keeps the version
+        that is served with `keep_copy`."""
+        workers = self.rollout.tensor_parallel_size
+        copies = 2 if self.rollout.keep_copy else 1
+        return workers * (copies * self.weights_gib + WORKER_GIB)
 
     @property
     def kv_gib(self) -> float:
@@ -112,11 +105,8 @@ class Sizing:
         """Name and value, for people."""
         rollout = self.rollout
         yield "model", f"{self.parameters / 1e9:.2f} G parameters"
-        yield (
-            "a trainer GPU",
-            " + ".join(f"{gib:.1f} of {use}" for use, gib in self.rank_parts.items())
-            + f" = {self.rank_gib:.1f} of {self.gpu_gib:g} GiB",
-        )
+        yield from self._rank_figures()
+        yield from self._host_figures()
         yield (
             "a rollout server",
             f"{rollout.tensor_parallel_size} x ({self.gpu_gib:g} GiB x "
@@ -154,19 +144,63 @@ class Sizing:
             f"{longest / 1e6:.1f} M sampled tokens, {passes} micro-batches a rank and update",
         )
 
-    def problems(self) -> Iterator[str]:
-        """A sentence for each part that will not fit by these estimates."""
-        if self.trainer.device == "cuda" and self.rank_gib > self.gpu_gib:
+    def _rank_figures(self) -> Iterator[tuple[str, str]]:
+        moment, parts = step_parts(self.training)
+        held = held_parts(self.training)
+        yield f"a trainer GPU holds, over {self.trainer.shards}", _sum(held)
+        yield f"and needs most in a step at the {moment}", _sum(parts)
+        yield (
+            "a trainer GPU",
+            f"{sum(held.values()) / GIB:.1f} + {sum(parts.values()) / GIB:.1f} + "
+            f"{OVERHEAD_GIB:.1f} of CUDA and NCCL = {self.rank_gib:.1f} of {self.gpu_gib:g} GiB",
+        )
+
+    def _host_figures(self) -> Iterator[tuple[str, str]]:
+        rollout = self.rollout
+        yield "host memory of a rank", _sum(host := host_parts(self.training))
+        if (together := self.trainer.ranks_per_node) is not None:
             yield (
-                f"trainer.args: a rank needs about {self.rank_gib:.1f} GiB of its GPU's "
-                f"{self.gpu_gib:g}: more ranks, or a smaller micro_batch_tokens"
+                "host memory of a node's ranks",
+                f"{together} x {sum(host.values()) / GIB:.1f} = "
+                f"{together * sum(host.values()) / GIB:.1f} GiB",
             )
+        copies = rollout.tensor_parallel_size * (2 if rollout.keep_copy else 1)
+        yield (
+            "host memory of an engine",
+            f"{copies} x {self.weights_gib:.1f} of staged weights + {rollout.tensor_parallel_size}"
+            f" x {WORKER_GIB:.1f} of processes = {self.engine_host_gib:.1f} GiB",
+        )
+        yield "disk of checkpoints", f"{checkpoint_disk(self.training) / 1e9:.0f} GB"
+
+    def problems(self) -> Iterator[str]:
+        """A sentence for each part beside the ranks that will not fit by these estimates."""
         if self.rollout.device == "cuda" and self.kv_tokens < self.rollout.max_model_len:
             yield (
                 f"rollout_server.args: the KV cache holds about {self.kv_tokens:,} tokens, "
                 f"less than max_model_len {self.rollout.max_model_len:,}: more "
                 "tensor_parallel_size"
             )
+
+
+def _sum(parts: Mapping[str, float]) -> str:
+    total = sum(parts.values()) / GIB
+    return " + ".join(f"{size / GIB:.1f} of {use}" for use, size in parts.items()) + (
+        f" = {total:.1f} GiB"
+    )
+
+
+def known_training(configs: Mapping[str, Any], run: RunConfig | None) -> Training | None:
+    """What a deployment file's ranks train; None where that is unknown on this machine, or the
+    ranks have no GPUs."""
+    trainer = configs.get("trainer")
+    if trainer is None or trainer.device != "cuda":
+        return None
+    shape = shape_of(trainer.model) or KNOWN_SHAPES.get(name_or_path(trainer.model))
+    if shape is None or shape.parameters is None:
+        return None
+    if run is None:
+        return Training(shape=shape, trainer=trainer)
+    return Training(shape=shape, trainer=trainer, algorithm=run.algorithm)
 
 
 def sizing_of(configs: Mapping[str, Any], run: RunConfig | None, gpu_gib: float) -> Sizing:
@@ -192,7 +226,7 @@ def sizing_of(configs: Mapping[str, Any], run: RunConfig | None, gpu_gib: float)
         )
         raise InvalidInput("trainer.args.model", trainer.model, fix)
     if shape.parameters is None:
-        fix = "There are figures only for dense models, and it has experts: leave out --figures."
+        fix = "Its experts are of a kind that cannot be counted: leave out --figures."
         raise InvalidInput("trainer.args.model", trainer.model, fix)
     return Sizing(
         shape=shape,

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from millrace_tools.capacity.capacity import Nodes
 from millrace_tools.capacity.demands import Bundle, resources_text, total
-from millrace_tools.capacity.sizing import sizing_of
+from millrace_tools.capacity.sizing import known_training, sizing_of
 from millrace_tools.command import command, one_of, option
 from millrace_tools.deploy.engine_arguments import check_engine_arguments
 from millrace_tools.deploy.file_kind import KUBERNETES, kind_of
@@ -18,6 +18,7 @@ from services.protocol.errors import InvalidInput
 from services.protocol.run.orchestrator import RunConfig
 from services.protocol.yaml_text import load_yaml
 from services.trainer.config import TrainerConfig
+from services.trainer.sizing.remedies import check_fits
 
 _COMPARED = ("CPU", "GPU")
 _SPLIT = (
@@ -43,7 +44,9 @@ _SPLIT = (
     ),
     option("--run", metavar="FILE", help="also a run file that is meant for it"),
     option("--figures", action="store_true", help="print memory, sequences, cores"),
-    option("--gpu-gib", type=float, default=80.0, help="memory of a GPU, for --figures (80)"),
+    option(
+        "--gpu-gib", type=float, default=80.0, help="memory of a GPU that trains or samples (80)"
+    ),
 )
 def check(arguments: argparse.Namespace, console: Console) -> int:
     """Check a deployment file, alone or against the nodes it is for."""
@@ -66,6 +69,9 @@ def check(arguments: argparse.Namespace, console: Console) -> int:
     run = None
     if arguments.run is not None:
         run = _checked_run(arguments.run, Cluster.of(deployment.configs, arguments.file))
+    training = known_training(deployment.configs, run)
+    if training is not None and not arguments.figures:
+        check_fits(training, arguments.gpu_gib)
     asked = check_engine_arguments(deployment.configs, source=arguments.file)  # slow: last
     print_line(f"{arguments.file} is good: {', '.join(deployment.names)}", console)
     if missing := [service for service in SERVICES if service not in deployment.names]:
@@ -86,6 +92,7 @@ def check(arguments: argparse.Namespace, console: Console) -> int:
             print_line(f"{name}: {value}", console)
         for problem in sizing.problems():
             print_line(f"note: {problem}", console)
+        check_fits(sizing.training, arguments.gpu_gib)
     return 0
 
 

@@ -1,23 +1,29 @@
 """The arithmetic in the deployment files' comments is that of their values."""
 
 import json
-import re
+import runpy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from millrace_tools.capacity.model_shape import ModelShape
+from millrace_tools.capacity.known_shapes import KNOWN_SHAPES
 from millrace_tools.capacity.sizing import Sizing, sizing_of
 from millrace_tools.deploy.deployment import Deployment
 from services.protocol.errors import InvalidInput
-from services.protocol.run.orchestrator import RunConfig
-from services.trainer.config import LoraConfig
+from services.protocol.run.algorithm import AlgorithmConfig, KlConfig
+from services.trainer.config import LoraConfig, TrainerConfig
+from services.trainer.sizing.held import gradients, moments, parameters
+from services.trainer.sizing.rank_memory import rank_gib
+from services.trainer.sizing.remedies import check_fits, remedies
+from services.trainer.sizing.shape import ModelShape
+from services.trainer.sizing.training import Training
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
-QWEN3 = {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936}
+QWEN3 = {"model_type": "qwen3", "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936}
 MODELS = {
     "hf://Qwen/Qwen3-4B": QWEN3
     | {"hidden_size": 2560, "num_hidden_layers": 36, "num_attention_heads": 32}
@@ -33,47 +39,93 @@ MODELS = {
 SIZES = {"cluster.yaml": 1, "cluster-4-nodes.yaml": 4, "cluster-32-nodes.yaml": 32}
 
 
+MAKER = runpy.run_path(str(DEPLOY / "make_sizes.py"))
+MADE = sorted(MAKER["SIZES"])
+
+
+def _file(name: str) -> Path:
+    return DEPLOY / ("sizes" if name in MADE else ".") / name
+
+
 def _sizing(name: str) -> Sizing:
-    text = (DEPLOY / name).read_text()
-    configs = Deployment.read(DEPLOY / name).configs
-    (run_file,) = re.findall(r"^# For .*? and (examples/\S+?\.yaml)", text, re.MULTILINE)
-    changes = {
-        key: yaml.safe_load(value)
-        for key, value in re.findall(r"`(model|batch_groups): (\S+)`", text)
-    }
-    run = RunConfig.from_yaml(ROOT / run_file).model_copy(update=changes)
-    assert run.model == configs["rollout_server"].served_model_name
-    return Sizing(
-        shape=ModelShape.of(MODELS[configs["trainer"].model]),
-        trainer=configs["trainer"],
-        rollout=configs["rollout_server"],
-        reward=configs["reward_service"],
-        gpu_gib=80,
-        run=run,
-    )
+    sizing: Sizing = MAKER["sizing"](_file(name), _file(name).read_text())
+    return sizing
 
 
 @pytest.mark.parametrize("name", SIZES)
 def test_the_comments_say_what_the_values_amount_to(name: str) -> None:
-    comments = re.findall(r"^#+ ?(.*)$", (DEPLOY / name).read_text(), re.MULTILINE)
-    said = " ".join(" ".join(comments).split())
-    for figure, value in _sizing(name).figures():
-        assert f"{figure}: {value}" in said
+    text = _file(name).read_text()
+    assert MAKER["with_figures"](_file(name), text) == text, "run `python deploy/make_sizes.py`"
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_size_is_as_its_maker_makes_it(name: str) -> None:
+    made = MAKER["made"](name, MAKER["SIZES"][name])
+    assert _file(name).read_text() == made, "run `python deploy/make_sizes.py`"
 
 
 @pytest.mark.parametrize(("name", "nodes"), SIZES.items())
-def test_a_size_uses_the_gpus_that_it_is_for_and_fits_them(name: str, nodes: int) -> None:
+def test_a_cluster_file_uses_the_gpus_that_it_is_for(name: str, nodes: int) -> None:
     sizing = _sizing(name)
     training = sizing.trainer.world_size * sizing.trainer.gpus_per_rank
     assert training + sizing.rollout.replicas * sizing.rollout.gpus == 8 * nodes
+
+
+@pytest.mark.parametrize("name", [*SIZES, *MADE])
+def test_each_file_fits_its_gpus_with_a_tenth_to_spare(name: str) -> None:
+    sizing = _sizing(name)
+    assert sizing.rank_gib <= 0.9 * sizing.gpu_gib
     assert list(sizing.problems()) == []
 
 
-def test_what_does_not_fit_a_gpu_is_said() -> None:
+def _training(name: str, **changes: Any) -> Training:
+    training = _sizing(name).training
+    settings = training.trainer.model_dump() | changes
+    return Training(shape=training.shape, trainer=TrainerConfig.model_validate(settings))
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [("cluster-4-nodes.yaml", 100, 120), ("cluster-32-nodes.yaml", 165, 190)],
+)
+def test_gradients_of_the_whole_model_on_each_rank_are_refused(
+    name: str, least: float, most: float
+) -> None:
+    training = _training(name, gradient_sync="last_micro_batch")
+    assert least < rank_gib(training) < most
+    with pytest.raises(InvalidInput) as refused:
+        check_fits(training, 80)
+    assert f"needs about {rank_gib(training):.1f} GiB of its GPU's 80.0" in refused.value.fix
+    assert "cheapest first: gradient_sync: every_micro_batch" in refused.value.fix
+
+
+@pytest.mark.parametrize("gpu_gib", [16, 24, 40])
+@pytest.mark.parametrize("name", ["cluster.yaml", "cluster-4-nodes.yaml"])
+def test_each_setting_that_is_proposed_makes_the_model_fit(name: str, gpu_gib: float) -> None:
+    training = _training(name, gradient_sync="last_micro_batch", activation_checkpointing=False)
+    proposed = remedies(training, gpu_gib)
+    assert 1 <= len(proposed) <= 3
+    for text in proposed:
+        changes = yaml.safe_load("\n".join(text.split(" with ")))
+        assert rank_gib(_training(name, **(training.trainer.model_dump() | changes))) <= gpu_gib
+
+
+def test_a_reference_and_a_critic_are_counted_with_the_run_that_needs_them() -> None:
     sizing = _sizing("cluster.yaml")
-    small = Sizing(**(vars(sizing) | {"gpu_gib": 24}))
-    (rank,) = small.problems()
-    assert "a rank needs about" in rank
+    plain = Training(shape=sizing.shape, trainer=sizing.trainer)
+    kl = AlgorithmConfig(kl=KlConfig(coefficient=0.01))
+    both = AlgorithmConfig(advantage="gae", kl=KlConfig(coefficient=0.01))
+    alone, with_kl, with_both = (
+        rank_gib(Training(shape=sizing.shape, trainer=sizing.trainer, algorithm=one))
+        for one in (plain.algorithm, kl, both)
+    )
+    shard = sizing.parameters / sizing.trainer.shards / 2**30
+    assert with_kl - alone >= 4 * shard
+    assert with_both - with_kl >= 16 * shard
+
+
+def test_a_cache_that_holds_no_whole_answer_is_said() -> None:
+    sizing = _sizing("cluster.yaml")
     long = sizing.rollout.model_copy(update={"max_model_len": 1_000_000})
     (engine,) = Sizing(**(vars(sizing) | {"rollout": long})).problems()
     assert "less than max_model_len 1,000,000" in engine
@@ -122,17 +174,23 @@ def test_figures_fetch_the_shape_of_another_model_from_the_hub(
 
 
 def test_an_adapter_takes_the_place_of_gradients_and_moments() -> None:
-    sizing = _sizing("cluster.yaml")
     lora = LoraConfig(rank=32, alpha=64, push="adapter")
-    trainer = sizing.trainer.model_copy(update={"lora": lora})
-    adapted = Sizing(**(vars(sizing) | {"trainer": trainer})).rank_parts
-    held = adapted["model and adapter over 4"]
-    assert held * 2**30 * 4 == pytest.approx(2 * sizing.parameters + 16 * 66_060_288)
+    training = _training("cluster.yaml", lora=lora.model_dump())
+    held = (parameters(training) + gradients(training) + moments(training)) * 4
+    assert held == pytest.approx(2 * training.parameters + 16 * 66_060_288)
+
+
+def test_a_mixture_counts_all_its_experts_and_those_that_a_token_meets() -> None:
+    shape = KNOWN_SHAPES["Qwen/Qwen3-30B-A3B"]
+    assert shape.parameters is not None
+    assert shape.active_parameters is not None
+    assert shape.parameters / 1e9 == pytest.approx(30.5, abs=0.1)
+    assert shape.active_parameters / 1e9 == pytest.approx(3.3, abs=0.1)
 
 
 def test_parameters_of_experts_are_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = ModelShape.of(MODELS["hf://Qwen/Qwen3-4B"] | {"num_experts": 128})
     assert shape.parameters is None
     monkeypatch.setattr("millrace_tools.capacity.sizing.shape_of", lambda _: shape)
-    with pytest.raises(InvalidInput, match="it has experts"):
+    with pytest.raises(InvalidInput, match="cannot be counted"):
         sizing_of(Deployment.read(DEPLOY / "cluster.yaml").configs, None, 80)

@@ -1,0 +1,220 @@
+"""Writes deploy/sizes, and the figures in the comments of all deployment files for GPUs.
+
+`python deploy/make_sizes.py`, after the sizing or one of the cluster files has changed. Each file
+of deploy/sizes is a cluster file with other values.
+"""
+
+import re
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from millrace_tools.capacity.known_shapes import KNOWN_SHAPES
+from millrace_tools.capacity.sizing import Sizing
+from millrace_tools.deploy.deployment import Deployment
+from services.protocol.model_source import name_or_path
+from services.protocol.run.orchestrator import RunConfig
+
+DEPLOY = Path(__file__).parent
+GPU_GIB = 80.0
+CLUSTERS = ("cluster.yaml", "cluster-4-nodes.yaml", "cluster-32-nodes.yaml")
+_WIDTH = 96
+_FOR = re.compile(r"^# For (.*?) and (examples/\S+?\.yaml).*$", re.MULTILINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """A file of deploy/sizes.
+
+    Attributes:
+        base: the file that it is made from.
+        title: its first line.
+        model: on the hub.
+        run: the run file of its figures.
+        lines: lines of the base and what stands in their place, a line each or several.
+    """
+
+    base: str
+    title: str
+    model: str
+    run: str
+    lines: Mapping[str, str]
+
+
+def _served(model: str) -> str:
+    return model.partition("/")[2].lower()
+
+
+_TRAINER = "    world_size: 4\n    ranks_per_node: 4  # on one node, and all of them at once\n"
+_ENGINE = "    tensor_parallel_size: 1  # GPUs of an engine, on one node\n"
+_ROLLOUT = "    served_model_name: qwen3-4b\n    replicas: 4\n"
+_FOUR_RANKS = "    world_size: 8\n    ranks_per_node: 8\n"
+_FOUR_ENGINES = "    replicas: 12\n"
+_TWELVE = "    tensor_parallel_size: 2\n"
+_GSM8K, _DEEPCODER = "examples/gsm8k/run.yaml", "examples/deepcoder/run.yaml"
+
+
+def _adapter(rank: int) -> tuple[str, str]:
+    """The adapter in trainer and rollout server."""
+    trainer = f"    lora: {{rank: {rank}, alpha: {2 * rank}, push: adapter}}\n"
+    return trainer, f"    lora_rank: {rank}\n"
+
+
+SIZES = {
+    "2-gpus-8b-lora.yaml": Size(
+        base="cluster.yaml",
+        title="Two GPUs of 80 GiB: Qwen3-8B with an adapter.",
+        model="Qwen/Qwen3-8B",
+        run=_GSM8K,
+        lines={
+            _TRAINER: "    world_size: 1\n    ranks_per_node: 1\n" + _adapter(32)[0],
+            "    micro_batch_tokens: 32768\n": "    micro_batch_tokens: 16384\n",
+            _ROLLOUT: "    served_model_name: qwen3-8b\n    replicas: 1\n" + _adapter(32)[1],
+            "    slots: 96  # sandboxes at a time, a core each\n": "    slots: 16\n",
+            "    num_cpus: 96  # reserved for them\n": "    num_cpus: 16\n",
+        },
+    ),
+    "8-gpus-8b.yaml": Size(
+        base="cluster.yaml",
+        title="One node of eight GPUs, 80 GiB each: Qwen3-8B.",
+        model="Qwen/Qwen3-8B",
+        run=_GSM8K,
+        lines={
+            "    micro_batch_tokens: 32768\n": "    micro_batch_tokens: 16384\n",
+            _ROLLOUT: "    served_model_name: qwen3-8b\n    replicas: 4\n",
+        },
+    ),
+    "8-gpus-14b.yaml": Size(
+        base="cluster.yaml",
+        title="One node of eight GPUs, 80 GiB each: Qwen3-14B.",
+        model="Qwen/Qwen3-14B",
+        run=_GSM8K,
+        lines={
+            _TRAINER: "    world_size: 6\n    ranks_per_node: 6\n",
+            "    micro_batch_tokens: 32768\n": "    micro_batch_tokens: 16384\n",
+            _ROLLOUT: "    served_model_name: qwen3-14b\n    replicas: 1\n",
+            _ENGINE: "    tensor_parallel_size: 2\n",
+        },
+    ),
+    "8-gpus-32b-lora.yaml": Size(
+        base="cluster.yaml",
+        title="One node of eight GPUs, 80 GiB each: Qwen3-32B with an adapter.",
+        model="Qwen/Qwen3-32B",
+        run=_GSM8K,
+        lines={
+            _TRAINER: _TRAINER + _adapter(32)[0],
+            "    micro_batch_tokens: 32768\n": "    micro_batch_tokens: 16384\n",
+            _ROLLOUT: "    served_model_name: qwen3-32b\n    replicas: 2\n" + _adapter(32)[1],
+            _ENGINE: "    tensor_parallel_size: 2\n",
+        },
+    ),
+    "4-nodes-32b.yaml": Size(
+        base="cluster-4-nodes.yaml",
+        title="Four nodes of eight GPUs, 80 GiB each: Qwen3-32B.",
+        model="Qwen/Qwen3-32B",
+        run=_DEEPCODER,
+        lines={
+            _FOUR_RANKS: "    world_size: 16\n    ranks_per_node: 8\n",
+            "    micro_batch_tokens: 32768\n": "    micro_batch_tokens: 16384\n",
+            "    served_model_name: qwen3-14b\n": "    served_model_name: qwen3-32b\n",
+            _FOUR_ENGINES: "    replicas: 4\n",
+            _TWELVE: "    tensor_parallel_size: 4\n",
+        },
+    ),
+    "16-nodes-72b.yaml": Size(
+        base="cluster-4-nodes.yaml",
+        title="Sixteen nodes of eight GPUs, 80 GiB each: Qwen2.5-72B.",
+        model="Qwen/Qwen2.5-72B",
+        run=_DEEPCODER,
+        lines={
+            _FOUR_RANKS: "    world_size: 64\n    ranks_per_node: 8\n",
+            "    micro_batch_tokens: 32768\n": "    micro_batch_tokens: 16384\n",
+            "    served_model_name: qwen3-14b\n": "    served_model_name: qwen2.5-72b\n",
+            _FOUR_ENGINES: "    replicas: 16\n",
+            _TWELVE: "    tensor_parallel_size: 4\n",
+        },
+    ),
+}
+"""By file name; each fits its GPUs with a tenth to spare."""
+
+
+def sizing(file: Path, text: str) -> Sizing:
+    """Of a deployment file with this text, and the run that its comment names.
+
+    Raises:
+        InvalidInput: it cannot be deployed.
+    """
+    found = _FOR.search(text)
+    assert found is not None, f"{file} names no run file"
+    changes = dict(re.findall(r"`(model|batch_groups): (\S+)`", found.group(0)))
+    values = {key: yaml.safe_load(value) for key, value in changes.items()}
+    run = RunConfig.from_yaml(DEPLOY.parent / found.group(2)).model_copy(update=values)
+    configs: Mapping[str, Any] = Deployment.check(yaml.safe_load(text), source=str(file)).configs
+    assert run.model == configs["rollout_server"].served_model_name
+    return Sizing(
+        shape=KNOWN_SHAPES[name_or_path(configs["trainer"].model)],
+        trainer=configs["trainer"],
+        rollout=configs["rollout_server"],
+        reward=configs["reward_service"],
+        gpu_gib=GPU_GIB,
+        run=run,
+    )
+
+
+def with_figures(file: Path, text: str) -> str:
+    """The text with the figures of its values below the line that names model and run."""
+    found = _FOR.search(text)
+    assert found is not None, f"{file} names no run file"
+    comment = "".join(
+        textwrap.fill(
+            f"{name}: {value}",
+            _WIDTH,
+            initial_indent="#   ",
+            subsequent_indent="#     ",
+            break_on_hyphens=False,
+        )
+        + "\n"
+        for name, value in sizing(file, text).figures()
+    )
+    head, tail = text[: found.end() + 1], text[found.end() + 1 :]
+    rest = re.sub(r"\A(?:#   .*\n)*", "", tail)
+    return head + comment + rest
+
+
+def made(name: str, size: Size) -> str:
+    """The text of a file of deploy/sizes."""
+    text = (DEPLOY / size.base).read_text(encoding="utf-8")
+    start = text.index("proxy_location")
+    body = text[start:]
+    for old, new in size.lines.items():
+        assert body.count(old) == 1, f"{size.base} does not have once: {old}"
+        body = body.replace(old, new)
+    body = re.sub(r"&model hf://\S+.*", f"&model hf://{size.model}", body)
+    run = RunConfig.from_yaml(DEPLOY.parent / size.run)
+    served = _served(size.model)
+    changed = "" if run.model == served else f" with `model: {served}`"
+    head = (
+        f"# {size.title}\n"
+        f"#   millrace check deploy/sizes/{name} --figures   # the arithmetic below\n"
+        f"# Made by deploy/make_sizes.py from {size.base}, which explains the keys.\n#\n"
+        f"# For {size.model.partition('/')[2]} and {size.run}{changed}:\n"
+    )
+    return with_figures(DEPLOY / "sizes" / name, head + body)
+
+
+def main() -> None:
+    """Write all files."""
+    for name in CLUSTERS:
+        file = DEPLOY / name
+        file.write_text(with_figures(file, file.read_text(encoding="utf-8")), encoding="utf-8")
+    (DEPLOY / "sizes").mkdir(exist_ok=True)
+    for name, size in SIZES.items():
+        (DEPLOY / "sizes" / name).write_text(made(name, size), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

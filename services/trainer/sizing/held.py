@@ -1,0 +1,79 @@
+"""Bytes that a rank holds between train steps. Each function is one term."""
+
+from services.trainer.sizing.training import Training
+
+FLOAT32 = 4
+
+
+def shard_of_parameters(training: Training) -> float:
+    """This rank's shard of the master weights, wherever it is: float32, or what an adapter leaves
+    frozen in the element type that is computed with, and the adapter in float32."""
+    if training.trainer.lora is None:
+        return FLOAT32 * training.parameters / training.shards
+    frozen = training.itemsize * training.parameters
+    return (frozen + FLOAT32 * training.adapter) / training.shards
+
+
+def shard_of_gradients(training: Training) -> float:
+    """Float32 gradients of this rank's shard."""
+    return FLOAT32 * training.trained / training.shards
+
+
+def shard_of_moments(training: Training) -> float:
+    """AdamW's two moments of this rank's shard, in float32."""
+    return 2 * FLOAT32 * training.trained / training.shards
+
+
+def shard_of_reference(training: Training) -> float:
+    """This rank's shard of the KL reference, in float32."""
+    return FLOAT32 * training.parameters / training.shards if training.has_reference else 0.0
+
+
+def shard_of_critic(training: Training) -> tuple[float, float]:
+    """The critic's parameters and gradients on this rank, and its moments."""
+    count = training.critic_parameters
+    if training.trainer.lora is None:
+        both = 2 * FLOAT32 * count
+        return both / training.shards, 2 * FLOAT32 * count / training.shards
+    adapter = training.adapter if count else 0
+    state = training.itemsize * count + 2 * FLOAT32 * adapter
+    return state / training.shards, 2 * FLOAT32 * adapter / training.shards
+
+
+def parameters(training: Training) -> float:
+    """Master weights on the GPU; with `offload: all` they wait in host memory."""
+    return 0.0 if training.offload == "all" else shard_of_parameters(training)
+
+
+def gradients(training: Training) -> float:
+    """Gradients between the micro-batches of an update: this rank's shard, unless that waits in
+    host memory; with `gradient_sync: last_micro_batch` the float32 gradient of the whole model."""
+    if training.trainer.gradient_sync == "last_micro_batch":
+        return FLOAT32 * training.trained
+    return 0.0 if training.offload == "all" else shard_of_gradients(training)
+
+
+def moments(training: Training) -> float:
+    """AdamW's moments on the GPU; with any `offload` they wait in host memory."""
+    return shard_of_moments(training) if training.offload == "none" else 0.0
+
+
+def reference(training: Training) -> float:
+    """The KL reference: a shard, and embedding and output layer, which FSDP2 leaves gathered after
+    a forward pass without a backward one."""
+    if not training.has_reference:
+        return 0.0
+    gathered = training.itemsize * training.shape.embedding_parameters
+    return gathered + (0.0 if training.offload == "all" else shard_of_reference(training))
+
+
+def critic(training: Training) -> float:
+    """The critic's shard of parameters, gradients and moments, and its embedding, which stays
+    gathered after its values are taken."""
+    if not training.critic_parameters:
+        return 0.0
+    gathered = training.itemsize * training.shape.vocabulary * training.shape.hidden
+    state, moments = shard_of_critic(training)
+    if training.offload == "all":
+        return gathered
+    return gathered + state + (moments if training.offload == "none" else 0.0)

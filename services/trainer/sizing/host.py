@@ -1,0 +1,73 @@
+"""Bytes of host memory that one rank needs. Each function is one term."""
+
+from collections.abc import Callable, Mapping
+
+from services.trainer.sizing import held
+from services.trainer.sizing.held import FLOAT32
+from services.trainer.sizing.training import Training
+
+GIB = 2**30
+PROCESS_GIB = 3.0
+"""A process with torch, transformers and a CUDA context."""
+SNAPSHOT_BUFFERS = 3
+"""Versions that can be sent, and the buffer that the next one is written to."""
+
+
+def process(training: Training) -> float:
+    """Code and libraries of the process, and weights that are being read: a few pieces."""
+    return PROCESS_GIB * GIB
+
+
+def snapshots(training: Training) -> float:
+    """Copies for the weight bus: two versions and the next, and this one's parts before they are
+    joined; only ranks of the first copy of the model send."""
+    lora = training.trainer.lora
+    sent = training.parameters
+    if lora is not None and lora.push == "adapter":
+        sent = training.adapter
+    return (SNAPSHOT_BUFFERS + 1) * training.itemsize * sent / training.shards
+
+
+def checkpoint(training: Training) -> float:
+    """A copy of what a checkpoint holds, while it is written: weights and moments in float32, the
+    critic's besides, and a reference that follows the policy."""
+    count = 3 * training.trained + 3 * training.critic_parameters
+    if training.has_reference and training.algorithm.kl.refresh_steps is not None:
+        count += training.parameters
+    return FLOAT32 * count / training.shards
+
+
+def offloaded(training: Training) -> float:
+    """What `offload` keeps here: moments, or parameters, gradients and moments, those of critic and
+    reference besides; and the inputs of checkpointed layers with `activation_offload`."""
+    state, moments = held.shard_of_critic(training)
+    total = 0.0
+    if training.offload != "none":
+        total += held.shard_of_moments(training) + moments
+    if training.offload == "all":
+        total += held.shard_of_parameters(training) + held.shard_of_gradients(training)
+        total += held.shard_of_reference(training) + state
+    if training.offloads_activations:
+        shape = training.shape
+        total += training.tokens * shape.layers * shape.hidden * training.itemsize
+    return total
+
+
+HOST: Mapping[str, Callable[[Training], float]] = {
+    "process": process,
+    "snapshots": snapshots,
+    "copy for a checkpoint": checkpoint,
+    "offloaded": offloaded,
+}
+"""Terms of a rank's host memory."""
+
+
+def host_parts(training: Training) -> dict[str, float]:
+    """Bytes by term; terms that are 0 are left out."""
+    counted = {name: term(training) for name, term in HOST.items()}
+    return {name: size for name, size in counted.items() if size}
+
+
+def checkpoint_disk(training: Training) -> float:
+    """Bytes on disk of the checkpoints that a run keeps, and of the one that is being written."""
+    return (training.trainer.checkpoints_kept + 1) * checkpoint(training) * training.shards

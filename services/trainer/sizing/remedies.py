@@ -1,0 +1,98 @@
+"""Settings that would make a model fit, cheapest first."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from services.protocol.errors import InvalidInput
+from services.trainer.config import TrainerConfig
+from services.trainer.sizing.rank_memory import rank_gib
+from services.trainer.sizing.training import Training
+
+_COUNT = 3
+_LORA = {"rank": 32, "alpha": 64.0}
+_MOST_RANKS = 1024
+_LEAST_TOKENS = 1024
+
+Changes = Mapping[str, Any]
+
+
+def check_fits(training: Training, gpu_gib: float) -> None:
+    """Refuse a model that its ranks cannot hold.
+
+    Raises:
+        InvalidInput: with the figure, the limit, and at most three keys that would make it fit.
+    """
+    needed = rank_gib(training)
+    if needed <= gpu_gib:
+        return
+    found = remedies(training, gpu_gib)
+    fix = f"A rank needs about {needed:.1f} GiB of its GPU's {gpu_gib:.1f}. "
+    if found:
+        fix += f"Each of these makes it fit, cheapest first: {'; '.join(found)}."
+    else:
+        fix += "No single setting makes it fit: take a smaller model or larger GPUs."
+    raise InvalidInput("trainer.model", training.trainer.model, fix)
+
+
+def remedies(training: Training, gpu_gib: float) -> list[str]:
+    """At most three changes of which each makes the model fit, in the order of their cost.
+
+    First what costs no time: gradients that stay sharded. Then what costs a part of a step:
+    activations that are computed again, smaller micro-batches, state in host memory. Then what
+    costs GPUs: more ranks. Last what trains otherwise: an adapter. Where one key is not enough,
+    those that cost no GPUs accompany it.
+    """
+    free = _first_kinds(training.trainer)
+    small = {**free, "micro_batch_tokens": _LEAST_TOKENS}
+    found: dict[str, str] = {}
+    for base in ({}, free, small):
+        for key, values in _ladders(training.trainer).items():
+            if key in base or key in found:
+                continue
+            for value in values:
+                if _fits(training, {**base, key: value}, gpu_gib):
+                    extra = [_text(*one) for one in base.items()]
+                    found[key] = " with ".join([_text(key, value), *extra])
+                    break
+    return list(found.values())[:_COUNT]
+
+
+def _first_kinds(trainer: TrainerConfig) -> dict[str, Any]:
+    """Changes that need no more GPUs and leave results as they are."""
+    changes: dict[str, Any] = {}
+    if trainer.gradient_sync != "every_micro_batch":
+        changes["gradient_sync"] = "every_micro_batch"
+    if not trainer.activation_checkpointing:
+        changes["activation_checkpointing"] = True
+    return changes
+
+
+def _ladders(trainer: TrainerConfig) -> dict[str, list[Any]]:
+    """Values of each key, mildest first, by key in the order of cost."""
+    tokens, ranks = [trainer.micro_batch_tokens // 2], [2 * trainer.world_size]
+    while tokens[-1] > _LEAST_TOKENS:
+        tokens.append(tokens[-1] // 2)
+    while ranks[-1] < _MOST_RANKS:
+        ranks.append(2 * ranks[-1])
+    ladders = {key: [value] for key, value in _first_kinds(trainer).items()}
+    ladders["micro_batch_tokens"] = [one for one in tokens if one >= _LEAST_TOKENS]
+    if "offload" in type(trainer).model_fields and getattr(trainer, "offload", None) == "none":
+        ladders["offload"] = ["optimizer", "all"]
+    ladders["world_size"] = [one for one in ranks if one <= _MOST_RANKS]
+    ladders["lora"] = [_LORA] if trainer.lora is None else []
+    return ladders
+
+
+def _text(key: str, value: Any) -> str:
+    if isinstance(value, dict):
+        value = "{" + ", ".join(f"{name}: {one:g}" for name, one in value.items()) + "}"
+    return f"{key}: {str(value).lower() if isinstance(value, bool) else value}"
+
+
+def _fits(training: Training, changes: Changes, gpu_gib: float) -> bool:
+    try:
+        trainer = TrainerConfig.model_validate(training.trainer.model_dump() | dict(changes))
+    except ValueError:  # settings that exclude each other
+        return False
+    changed = Training(shape=training.shape, trainer=trainer, algorithm=training.algorithm)
+    return rank_gib(changed) <= gpu_gib

@@ -1,0 +1,56 @@
+"""The sizing of a rank beside the memory that its own model, FSDP2 and update take."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from services.protocol.errors import InvalidInput
+from services.protocol.run.algorithm import AlgorithmConfig, KlConfig
+from services.trainer.config import TrainerConfig
+from services.trainer.rank.gpu_memory import check_gpu_memory
+
+ROOT = Path(__file__).parents[2]
+TOLERANCE = 0.1
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Counted in a process of its own, which cannot take back the device that it makes up."""
+    file = tmp_path_factory.mktemp("counted") / "rank_memory.json"
+    command = [sys.executable, "-m", "benchmarks.rank_memory", "--small", "--json", str(file)]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=900, stdout=subprocess.DEVNULL)
+    cases: list[dict[str, Any]] = json.loads(file.read_text())["cases"]
+    return cases
+
+
+@pytest.mark.timeout(1000)
+@pytest.mark.parametrize("what", ["held", "most"])
+def test_the_sizing_says_within_a_tenth_what_a_rank_takes(
+    counted: list[dict[str, Any]], what: str
+) -> None:
+    assert len(counted) >= 9
+    for case in counted:
+        found, expected = case[f"{what}_gib"], case[f"{what}_gib_by_sizing"]
+        assert expected == pytest.approx(found, rel=TOLERANCE), case
+
+
+def test_a_rank_refuses_a_model_that_its_gpu_cannot_hold(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = SimpleNamespace(total_memory=3 * 2**30)  # less than CUDA itself is counted with
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: gpu)
+    algorithm = AlgorithmConfig(kl=KlConfig(coefficient=0.01))
+    check_gpu_memory(TrainerConfig(model=str(tiny_model)), algorithm)
+    config = TrainerConfig(model=str(tiny_model), device="cuda")
+    with pytest.raises(InvalidInput, match=r"GiB of its GPU's 3\.0") as refused:
+        check_gpu_memory(config, algorithm)
+    assert refused.value.field == "trainer.model"
+    gpu.total_memory = 80 * 2**30
+    check_gpu_memory(config, algorithm)
