@@ -10,7 +10,7 @@ from benchmarks.rank_memory.rank import count
 from millrace_tools.capacity.known_shapes import KNOWN_SHAPES
 from services.protocol.run.algorithm import AlgorithmConfig
 from services.trainer.config import TrainerConfig
-from services.trainer.sizing.held import gradients
+from services.trainer.sizing.held import critic, gradients, shard_of_critic
 from services.trainer.sizing.rank_memory import GIB, held_parts, rank_bytes
 from services.trainer.sizing.shape import ModelShape
 from services.trainer.sizing.training import Training
@@ -90,7 +90,6 @@ SMALL = tuple(
         Case(model="Qwen/Qwen3-14B", ranks=8, tokens=16384),
         Case(model="Qwen/Qwen3-14B", ranks=8, tokens=8192, trainer=WHOLE),
         Case(model="Qwen/Qwen3-14B", ranks=8, tokens=8192, algorithm=PPO),
-        Case(model="Qwen/Qwen3-14B", ranks=8, tokens=8192, trainer={"dtype": "float32"}),
         Case(model="Qwen/Qwen3-32B", ranks=4, tokens=16384, trainer=LORA),
         Case(model="meta-llama/Llama-3.1-70B", ranks=64, tokens=16384),
     )
@@ -103,8 +102,10 @@ def figures(case: Case) -> dict[str, Any]:
     training = case.training
     with tempfile.TemporaryDirectory() as folder:
         counted = count(case.shape, training.trainer, training.algorithm, Path(folder))
-    # Gradients are gone between steps.
+    # Gradients are gone between steps, and what the critic gathered for its values.
     held = sum(held_parts(training).values()) - gradients(training)
+    if training.critic_parameters:
+        held -= critic(training) - sum(shard_of_critic(training)) * 3 / 4
     return {
         "model": case.model,
         "ranks": case.ranks,

@@ -4,7 +4,7 @@ A build of torch for CPUs refuses even fake tensors on `cuda` in a backward pass
 one that torch lets Python make up. A process cannot take it back.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
@@ -81,6 +81,19 @@ def fake_ranks(config: TrainerConfig) -> Iterator[DeviceMesh]:
             yield init_device_mesh(NAME, shape, mesh_dim_names=("copy", "shard"))
     finally:
         dist.destroy_process_group()
+
+
+class _WorkAlone:
+    def check(self) -> None: ...
+
+    def once_a_node(self, work: Callable[[], object]) -> None:
+        work()
+
+
+@contextmanager
+def joint_work_alone() -> Iterator[_WorkAlone]:
+    """In place of `services.trainer.joint_work` in one of `fake_ranks`, which has no peers."""
+    yield _WorkAlone()
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._python_dispatch import _disable_current_modes
 
-from benchmarks.rank_memory.device import NAME, counted, fake_ranks
+from benchmarks.rank_memory.device import NAME, counted, fake_ranks, joint_work_alone
 from services.protocol.run.algorithm import AlgorithmConfig
 from services.trainer.batch.collate import MicroBatch, collate_sequences
 from services.trainer.batch.packing import PackedRows
@@ -76,7 +76,9 @@ def count(
         group = ContextGroup.make(config)
         policy = model.load_policy(config, mesh, model.Policy, group)
         auxiliary = AuxiliaryModels.load(algorithm, config, mesh, group)
-        optimizer = make_adamw(policy.trained_parameters(), 1e-6, 0.0)
+        optimizer = make_adamw(
+            policy.trained_parameters(), config, learning_rate=1e-6, weight_decay=0.0
+        )
         with _disable_current_modes():
             rows = [[1] * (config.micro_batch_tokens // ROWS)] * ROWS
             collated = collate_sequences(rows)
@@ -149,9 +151,10 @@ def _without_data() -> Iterator[None]:
     """Replace what needs data, or do it on real tensors: weights from files, the check of the
     model, where rows lie, and parts of the mesh."""
 
-    def load(causal: Any, *_: Any, **__: Any) -> None:
+    def load(causal: Any, *_: Any, shards_device: torch.device, **__: Any) -> None:
+        device = torch.device(NAME)
         for one in _held(causal):
-            one.allocate(torch.device(NAME))
+            one.allocate(device, shards_device if shards_device.type == "cpu" else device)
 
     of = PackedRows.of
 
@@ -170,6 +173,7 @@ def _without_data() -> Iterator[None]:
 
     with ExitStack() as stack:
         stack.enter_context(patch.object(model, "load_weights", load))
+        stack.enter_context(patch.object(model, "joint_work", joint_work_alone))
         stack.enter_context(patch.object(model, "blank_model", real(blank_model)))
         stack.enter_context(patch.object(model, "check_model", real(check_model)))
         sliced = real(DeviceMesh.__getitem__)

@@ -9,8 +9,10 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from benchmarks.rank_memory.device import joint_work_alone
 from services.trainer.batch.collate import collate_sequences
 from services.trainer.config import TrainerConfig
+from services.trainer.model import model as model_module
 from services.trainer.model.model import Policy, load_policy
 from services.trainer.rank.process_group import make_mesh
 from tests.trainer.held_bytes import between_passes
@@ -64,8 +66,9 @@ def test_both_ways_give_the_same_update(
 
 
 @pytest.fixture
-def eight_ranks() -> Iterator[None]:
+def eight_ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This process is the first of eight; collectives send nothing and end at once."""
+    monkeypatch.setattr(model_module, "joint_work", joint_work_alone)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
     yield
     dist.destroy_process_group()

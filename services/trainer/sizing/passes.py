@@ -90,10 +90,10 @@ def head_sum(training: Training) -> float:
 
 
 def logits(training: Training) -> float:
-    """Of one piece of `logits_mb`: logits, probabilities and the gradient of the logits in float32,
-    and that gradient in the type of the pass."""
+    """Of one piece of `logits_mb`: logits and probabilities in float32, over which their gradient
+    is written, and that gradient in the type of the pass."""
     cast = 0 if training.itemsize == FLOAT32 else training.itemsize
-    return training.trainer.logits_bytes * (3 * FLOAT32 + cast) / FLOAT32
+    return training.trainer.logits_bytes * (2 * FLOAT32 + cast) / FLOAT32
 
 
 def last_states(training: Training) -> float:
