@@ -54,6 +54,7 @@ MODEL_PAGES: dict[str, tuple[str, str, dict[str, tuple[str, ...]]]] = {
             "Evaluation": ("services.protocol.run.evaluation",),
             "Curriculum": ("services.protocol.run.task",),
             "Trackers": ("services.protocol.run.tracker",),
+            "Profiles": ("services.protocol.run.profile",),
         },
     ),
     "reference/tasks.md": (
