@@ -1,5 +1,6 @@
 """A tiny model, batches, and rank processes that live as long as the test session."""
 
+import os
 import random
 import subprocess
 import sys
@@ -145,7 +146,9 @@ class RankForks:
         with self._listen("forks") as listener:
             script = Path(__file__).with_name("rank_process.py")
             command = [sys.executable, str(script), listener.address]
-            self._process = subprocess.Popen(command, cwd=Path(__file__).parents[2])
+            # An engine that ran in this process has left it, and it would have nothing compiled.
+            env = {key: one for key, one in os.environ.items() if key != "TORCHDYNAMO_DISABLE"}
+            self._process = subprocess.Popen(command, cwd=Path(__file__).parents[2], env=env)
             listener._listener._socket.settimeout(IMPORTED_S)
             self._connection = listener.accept()
 

@@ -11,6 +11,7 @@ import resource
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Client
 from pathlib import Path
@@ -202,6 +203,7 @@ def be_rank(socket: str, rank: int) -> None:
             try:
                 connection.send((True, getattr(process, method)(*args)))
             except Exception as error:  # noqa: BLE001  (the test decides what to make of it)
+                error.add_note(traceback.format_exc())  # which does not go over the socket
                 connection.send((False, error))
 
 
