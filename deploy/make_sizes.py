@@ -78,6 +78,19 @@ SIZES = {
             "    num_cpus: 96  # reserved for them\n": "    num_cpus: 16\n",
         },
     ),
+    "2-gpus-8b.yaml": Size(
+        base="cluster.yaml",
+        title="Two GPUs of 80 GiB: Qwen3-8B, whose state waits in host memory.",
+        model="Qwen/Qwen3-8B",
+        run=_GSM8K,
+        lines={
+            _TRAINER: "    world_size: 1\n    ranks_per_node: 1\n    offload: all\n",
+            "    micro_batch_tokens: 32768\n": "    micro_batch_tokens: 16384\n",
+            _ROLLOUT: "    served_model_name: qwen3-8b\n    replicas: 1\n",
+            "    slots: 96  # sandboxes at a time, a core each\n": "    slots: 16\n",
+            "    num_cpus: 96  # reserved for them\n": "    num_cpus: 16\n",
+        },
+    ),
     "8-gpus-8b.yaml": Size(
         base="cluster.yaml",
         title="One node of eight GPUs, 80 GiB each: Qwen3-8B.",

@@ -1,8 +1,10 @@
 """Writes docs/hardware.md from the sizing that `millrace check --figures` uses.
 
-`python docs/make_hardware.py`, after the sizing or the list of models has changed.
+`python docs/make_hardware.py`, after the sizing, its baseline or the list of
+models has changed.
 """
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from services.trainer.sizing.rank_memory import OVERHEAD_GIB
 from services.trainer.sizing.shape import ModelShape
 
 PAGE = Path(__file__).parent / "hardware.md"
+BASELINE = PAGE.parents[1] / "benchmarks" / "baselines" / "rank_memory.json"
 MODELS = (
     "Qwen/Qwen2.5-0.5B",
     "Qwen/Qwen3-1.7B",
@@ -51,8 +54,8 @@ After this page you know which models you can train on your GPUs, whole or with 
 numbers to write into the deployment file.
 
 **No GPU has measured this page.** Its cells are estimates by the formulas of
-`millrace check --figures`, which nobody has compared with a GPU yet. Leave a margin, and begin
-with a few steps.
+`millrace check --figures`. Those of a rank are held to a count of the tensors of real train steps
+(below), those of an engine to nothing. Leave a margin, and begin with a few steps.
 
 You need at least two GPUs: ranks of the trainer and engines share none, so a `gpus_per_rank` of
 0.5 beside an engine does not work, and `millrace check` refuses it. Without a GPU everything runs
@@ -77,6 +80,14 @@ All cells are for bfloat16, activation checkpointing, `micro_batch_tokens: {MODE
 `max_model_len: {MODEL_LEN}`, `gpu_memory_utilization: 0.9`, and a KV cache of at least
 {CACHED_TOKENS:,} tokens in each engine. LoRA has rank {LORA.rank} on all linear layers, and pushes
 only the adapter.
+"""
+COUNTED = """## Sizing against measurement
+
+Each row is one rank in its second train step of two full micro-batches, run with the trainer's own
+model, FSDP2 and update under fake tensors and a fake process group (`python -m
+benchmarks.rank_memory --json`): sizes are real, and nothing is computed. What CUDA, NCCL and
+fragmentation take comes on top. A test holds every row within a tenth.
+
 """
 TAIL = f"""## For your own file
 
@@ -168,7 +179,30 @@ def page() -> str:
     """The text of the page."""
     whole = f"## The whole model\n\n{_table(None)}"
     adapter = f"## LoRA\n\n{_table(LORA)}"
-    return "\n".join([HEAD, whole, adapter, TAIL])
+    return "\n".join([HEAD, whole, adapter, COUNTED + _counted(), TAIL])
+
+
+def _counted() -> str:
+    cases = json.loads(BASELINE.read_text(encoding="utf-8"))["cases"]
+    columns = ("model", "ranks", "tokens", "settings", "held, GiB", "sizing", "most, GiB", "sizing")
+    lines = [" | ".join(columns), " | ".join(["---"] * len(columns))]
+    for case in cases:
+        settings = {**case["trainer"], **case["algorithm"]}
+        told = ", ".join(f"`{_setting(*one)}`" for one in settings.items())
+        figures = (
+            f"{case[key]:.2f}"
+            for key in ("held_gib", "held_gib_by_sizing", "most_gib", "most_gib_by_sizing")
+        )
+        name = case["model"].partition("/")[2]
+        lines.append(" | ".join([name, str(case["ranks"]), f"{case['tokens']:,}", told, *figures]))
+    return "".join(f"| {line} |\n" for line in lines)
+
+
+def _setting(key: str, value: object) -> str:
+    if isinstance(value, dict):
+        name, inner = next(iter(value.items()))
+        return f"{key}.{name}: {inner}"
+    return f"{key}: {str(value).lower() if isinstance(value, bool) else value}"
 
 
 def _table(lora: LoraConfig | None) -> str:

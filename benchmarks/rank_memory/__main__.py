@@ -27,7 +27,7 @@ def main() -> None:
     for case in chosen:
         found.append(figures(case))
         _print(case, found[-1])
-    write(options.json, {"machine": machine(), "cases": found})
+        write(options.json, {"machine": machine(), "cases": found})
 
 
 def _print(case: Case, found: dict[str, object]) -> None:

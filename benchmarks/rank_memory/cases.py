@@ -10,8 +10,8 @@ from benchmarks.rank_memory.rank import count
 from millrace_tools.capacity.known_shapes import KNOWN_SHAPES
 from services.protocol.run.algorithm import AlgorithmConfig
 from services.trainer.config import TrainerConfig
-from services.trainer.sizing.held import critic, gradients, shard_of_critic
-from services.trainer.sizing.rank_memory import GIB, held_parts, rank_bytes
+from services.trainer.sizing.held import between_steps
+from services.trainer.sizing.rank_memory import GIB, rank_bytes
 from services.trainer.sizing.shape import ModelShape
 from services.trainer.sizing.training import Training
 
@@ -19,6 +19,7 @@ KL: Mapping[str, Any] = {"kl": {"coefficient": 0.01}}
 PPO: Mapping[str, Any] = {"advantage": "gae", **KL}
 LORA: Mapping[str, Any] = {"lora": {"rank": 32, "alpha": 64, "push": "adapter"}}
 PLAIN: Mapping[str, Any] = {"activation_checkpointing": False}
+AWAY: Mapping[str, Any] = {"offload": "all", "activation_offload": True}
 WHOLE: Mapping[str, Any] = {"gradient_sync": "last_micro_batch"}
 
 
@@ -77,6 +78,9 @@ CASES = (
     Case(model="Qwen/Qwen3-32B", ranks=4, tokens=16384, trainer=LORA),
     Case(model="Qwen/Qwen3-32B", ranks=16, tokens=16384),
     Case(model="Qwen/Qwen3-32B", ranks=64, tokens=16384, trainer={"model_copies": 4}),
+    Case(model="Qwen/Qwen3-32B", ranks=8, tokens=16384, trainer={"offload": "optimizer"}),
+    Case(model="Qwen/Qwen3-14B", ranks=4, tokens=32768, trainer=AWAY),
+    Case(model="Qwen/Qwen3-14B", ranks=8, tokens=65536, trainer={"context_parallel": 4}),
     Case(model="meta-llama/Llama-3.1-70B", ranks=64, tokens=16384),
     Case(model="Qwen/Qwen2.5-72B", ranks=64, tokens=32768),
 )
@@ -91,6 +95,9 @@ SMALL = tuple(
         Case(model="Qwen/Qwen3-14B", ranks=8, tokens=8192, trainer=WHOLE),
         Case(model="Qwen/Qwen3-14B", ranks=8, tokens=8192, algorithm=PPO),
         Case(model="Qwen/Qwen3-32B", ranks=4, tokens=16384, trainer=LORA),
+        Case(model="Qwen/Qwen3-14B", ranks=8, tokens=8192, trainer={"offload": "optimizer"}),
+        Case(model="Qwen/Qwen3-14B", ranks=8, tokens=32768, trainer=AWAY),
+        Case(model="Qwen/Qwen3-14B", ranks=8, tokens=32768, trainer={"context_parallel": 4}),
         Case(model="meta-llama/Llama-3.1-70B", ranks=64, tokens=16384),
     )
 )
@@ -102,10 +109,6 @@ def figures(case: Case) -> dict[str, Any]:
     training = case.training
     with tempfile.TemporaryDirectory() as folder:
         counted = count(case.shape, training.trainer, training.algorithm, Path(folder))
-    # Gradients are gone between steps, and what the critic gathered for its values.
-    held = sum(held_parts(training).values()) - gradients(training)
-    if training.critic_parameters:
-        held -= critic(training) - sum(shard_of_critic(training)) * 3 / 4
     return {
         "model": case.model,
         "ranks": case.ranks,
@@ -113,7 +116,7 @@ def figures(case: Case) -> dict[str, Any]:
         "trainer": dict(case.trainer),
         "algorithm": dict(case.algorithm),
         "held_gib": round(counted.held / GIB, 2),
-        "held_gib_by_sizing": round(held / GIB, 2),
+        "held_gib_by_sizing": round(between_steps(training) / GIB, 2),
         "most_gib": round(counted.step / GIB, 2),
         "most_gib_by_sizing": round(rank_bytes(training) / GIB, 2),
     }

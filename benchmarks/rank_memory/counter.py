@@ -102,6 +102,8 @@ def _answer(func: Any, args: Any, kwargs: Any) -> Any:
         one is not None and one.dtype == torch.bool for one in args[1]
     ):
         return args[0].new_empty(0)
+    if func is aten._pin_memory.default:
+        return args[0].clone()
     device = kwargs.get("device")
     if func is aten._to_copy.default and device is not None and args[0].device != device:
         # Small tensors keep their data, which a device in name only cannot take.

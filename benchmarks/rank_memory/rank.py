@@ -9,6 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -22,6 +23,7 @@ from services.trainer.model.blank import blank_model
 from services.trainer.model.context_parallel import ContextGroup
 from services.trainer.model.loading import _held
 from services.trainer.model.model_check import check_model
+from services.trainer.offload.activation_offload import checkpoint_on_host
 from services.trainer.sizing.shape import ModelShape
 from services.trainer.step.auxiliary_models import AuxiliaryModels
 from services.trainer.step.update import make_adamw, update
@@ -151,10 +153,14 @@ def _without_data() -> Iterator[None]:
     """Replace what needs data, or do it on real tensors: weights from files, the check of the
     model, where rows lie, and parts of the mesh."""
 
+    gpu = torch.device(NAME)
+
     def load(causal: Any, *_: Any, shards_device: torch.device, **__: Any) -> None:
-        device = torch.device(NAME)
         for one in _held(causal):
-            one.allocate(device, shards_device if shards_device.type == "cpu" else device)
+            one.allocate(gpu, shards_device if shards_device.type == "cpu" else gpu)
+
+    def on_host(layers: nn.ModuleList, _: torch.device) -> None:
+        checkpoint_on_host(layers, gpu)
 
     of = PackedRows.of
 
@@ -174,6 +180,7 @@ def _without_data() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(patch.object(model, "load_weights", load))
         stack.enter_context(patch.object(model, "joint_work", joint_work_alone))
+        stack.enter_context(patch.object(model, "checkpoint_on_host", on_host))
         stack.enter_context(patch.object(model, "blank_model", real(blank_model)))
         stack.enter_context(patch.object(model, "check_model", real(check_model)))
         sliced = real(DeviceMesh.__getitem__)

@@ -70,7 +70,9 @@ def _config(model: Path, **settings: Any) -> TrainerConfig:
 def _policy(config: TrainerConfig) -> tuple[Policy, torch.optim.Optimizer]:
     join_group(config, 0, open_store("127.0.0.1"), "127.0.0.1")
     policy = load_policy(config, make_mesh(config), Policy)
-    return policy, make_adamw(policy.trained_parameters(), LEARNING_RATE, 0.0)
+    return policy, make_adamw(
+        policy.trained_parameters(), config, learning_rate=LEARNING_RATE, weight_decay=0.0
+    )
 
 
 def _step(policy: Policy, optimizer: torch.optim.Optimizer, micro: MicroBatch) -> float | None:

@@ -40,6 +40,19 @@ def test_the_sizing_says_within_a_tenth_what_a_rank_takes(
         assert expected == pytest.approx(found, rel=TOLERANCE), case
 
 
+def test_the_large_models_of_the_baseline_are_within_a_tenth() -> None:
+    cases = json.loads((ROOT / "benchmarks" / "baselines" / "rank_memory.json").read_text())[
+        "cases"
+    ]
+    assert {"Qwen/Qwen3-14B", "Qwen/Qwen3-32B", "meta-llama/Llama-3.1-70B"} <= {
+        case["model"] for case in cases
+    }
+    for case in cases:
+        for what in ("held", "most"):
+            found, expected = case[f"{what}_gib"], case[f"{what}_gib_by_sizing"]
+            assert expected == pytest.approx(found, rel=TOLERANCE), case
+
+
 def test_a_rank_refuses_a_model_that_its_gpu_cannot_hold(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

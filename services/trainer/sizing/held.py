@@ -29,20 +29,20 @@ def shard_of_reference(training: Training) -> float:
     return FLOAT32 * training.parameters / training.shards if training.has_reference else 0.0
 
 
-def shard_of_critic(training: Training) -> tuple[float, float]:
-    """The critic's parameters and gradients on this rank, and its moments."""
+def shard_of_critic(training: Training) -> tuple[float, float, float]:
+    """The critic's parameters, gradients and moments on this rank."""
     count = training.critic_parameters
-    if training.trainer.lora is None:
-        both = 2 * FLOAT32 * count
-        return both / training.shards, 2 * FLOAT32 * count / training.shards
-    adapter = training.adapter if count else 0
-    state = training.itemsize * count + 2 * FLOAT32 * adapter
-    return state / training.shards, 2 * FLOAT32 * adapter / training.shards
+    held, trained = FLOAT32 * count, count
+    if training.trainer.lora is not None:
+        trained = training.adapter if count else 0
+        held = training.itemsize * count + FLOAT32 * trained
+    both = FLOAT32 * trained, 2 * FLOAT32 * trained
+    return held / training.shards, both[0] / training.shards, both[1] / training.shards
 
 
 def parameters(training: Training) -> float:
     """Master weights on the GPU; with `offload: all` they wait in host memory."""
-    return 0.0 if training.offload == "all" else shard_of_parameters(training)
+    return 0.0 if training.trainer.offload == "all" else shard_of_parameters(training)
 
 
 def gradients(training: Training) -> float:
@@ -50,12 +50,12 @@ def gradients(training: Training) -> float:
     host memory; with `gradient_sync: last_micro_batch` the float32 gradient of the whole model."""
     if training.trainer.gradient_sync == "last_micro_batch":
         return FLOAT32 * training.trained
-    return 0.0 if training.offload == "all" else shard_of_gradients(training)
+    return 0.0 if training.trainer.offload == "all" else shard_of_gradients(training)
 
 
 def moments(training: Training) -> float:
     """AdamW's moments on the GPU; with any `offload` they wait in host memory."""
-    return shard_of_moments(training) if training.offload == "none" else 0.0
+    return shard_of_moments(training) if training.trainer.offload == "none" else 0.0
 
 
 def reference(training: Training) -> float:
@@ -64,16 +64,25 @@ def reference(training: Training) -> float:
     if not training.has_reference:
         return 0.0
     gathered = training.itemsize * training.shape.embedding_parameters
-    return gathered + (0.0 if training.offload == "all" else shard_of_reference(training))
+    return gathered + (0.0 if training.trainer.offload == "all" else shard_of_reference(training))
 
 
 def critic(training: Training) -> float:
-    """The critic's shard of parameters, gradients and moments, and its embedding, which stays
-    gathered after its values are taken."""
+    """The critic's shard of parameters and moments, and its embedding, which stays gathered after
+    its values are taken. Its gradients come when those of the policy have gone."""
     if not training.critic_parameters:
         return 0.0
     gathered = training.itemsize * training.shape.vocabulary * training.shape.hidden
-    state, moments = shard_of_critic(training)
-    if training.offload == "all":
-        return gathered
-    return gathered + state + (moments if training.offload == "none" else 0.0)
+    return gathered + _critic_between_steps(training)
+
+
+def _critic_between_steps(training: Training) -> float:
+    held, _, moments = shard_of_critic(training)
+    return {"none": held + moments, "optimizer": held, "all": 0.0}[training.trainer.offload]
+
+
+def between_steps(training: Training) -> float:
+    """What stays on the GPU between train steps: all of the above without gradients, and without
+    the critic's embedding, which its update lets go."""
+    total = parameters(training) + moments(training) + reference(training)
+    return total + _critic_between_steps(training)

@@ -40,14 +40,14 @@ def checkpoint(training: Training) -> float:
 def offloaded(training: Training) -> float:
     """What `offload` keeps here: moments, or parameters, gradients and moments, those of critic and
     reference besides; and the inputs of checkpointed layers with `activation_offload`."""
-    state, moments = held.shard_of_critic(training)
+    parameters, gradients, moments = held.shard_of_critic(training)
     total = 0.0
-    if training.offload != "none":
+    if training.trainer.offload != "none":
         total += held.shard_of_moments(training) + moments
-    if training.offload == "all":
+    if training.trainer.offload == "all":
         total += held.shard_of_parameters(training) + held.shard_of_gradients(training)
-        total += held.shard_of_reference(training) + state
-    if training.offloads_activations:
+        total += held.shard_of_reference(training) + parameters + gradients
+    if training.trainer.activation_offload:
         shape = training.shape
         total += training.tokens * shape.layers * shape.hidden * training.itemsize
     return total

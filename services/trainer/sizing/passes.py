@@ -31,7 +31,7 @@ def kept_activations(training: Training) -> float:
     """What the layers keep for the backward pass: with checkpointing the input of each, or with
     `activation_offload` of the two that are on their way; else all that their operations save."""
     shape = training.shape
-    if training.offloads_activations:
+    if training.trainer.activation_offload:
         return training.tokens * min(2, shape.layers) * shape.hidden * training.itemsize
     if training.trainer.activation_checkpointing:
         return training.tokens * shape.layers * shape.hidden * training.itemsize

@@ -76,7 +76,7 @@ def _ladders(trainer: TrainerConfig) -> dict[str, list[Any]]:
         ranks.append(2 * ranks[-1])
     ladders = {key: [value] for key, value in _first_kinds(trainer).items()}
     ladders["micro_batch_tokens"] = [one for one in tokens if one >= _LEAST_TOKENS]
-    if "offload" in type(trainer).model_fields and getattr(trainer, "offload", None) == "none":
+    if trainer.offload != "all":
         ladders["offload"] = ["optimizer", "all"]
     ladders["world_size"] = [one for one in ranks if one <= _MOST_RANKS]
     ladders["lora"] = [_LORA] if trainer.lora is None else []

@@ -56,16 +56,6 @@ class Training:
         return self.trainer.micro_batch_tokens // self.trainer.context_parallel
 
     @property
-    def offload(self) -> str:
-        """What waits in host memory: `none`, `optimizer` or `all`."""
-        return str(getattr(self.trainer, "offload", "none"))
-
-    @property
-    def offloads_activations(self) -> bool:
-        """Whether inputs of checkpointed layers wait in host memory."""
-        return bool(getattr(self.trainer, "activation_offload", False))
-
-    @property
     def has_reference(self) -> bool:
         """Whether a KL reference is a model of its own: under an adapter it is the policy's."""
         return self.algorithm.kl.coefficient > 0 and self.trainer.lora is None
