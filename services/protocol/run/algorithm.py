@@ -107,6 +107,8 @@ class AlgorithmConfig(StrictModel):
             punishment); None lowers none.
         overlong_buffer: tokens below `overlong_limit` over which that begins.
         entropy_bonus: how much a nat of a token's entropy lowers its loss.
+        router_aux_loss_coef: how much uneven use of a mixture's experts costs (Switch
+            Transformers, arXiv 2101.03961, section 2.2); 0 for nothing.
         kl: a penalty for leaving a reference model.
         gamma: discount per token, for `gae` and the `reinforce_plus_plus` kinds.
         gae_lambda: for `gae`: 0 trusts the critic, 1 the rewards.
@@ -134,6 +136,7 @@ class AlgorithmConfig(StrictModel):
     overlong_limit: int | None = Field(default=None, ge=1)
     overlong_buffer: int = Field(default=0, ge=0)
     entropy_bonus: float = Field(default=0.0, ge=0)
+    router_aux_loss_coef: float = Field(default=0.0, ge=0)
     kl: KlConfig = KlConfig()
     gamma: float = Field(default=1.0, gt=0, le=1)
     gae_lambda: float = Field(default=0.95, ge=0, le=1)

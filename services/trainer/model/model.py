@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from services.protocol.errors import InvalidInput
 from services.trainer.batch.collate import MicroBatch
 from services.trainer.config import GradientSync, TrainerConfig
+from services.trainer.experts.routing import Routing, experts_of
 from services.trainer.heartbeat import HEARTBEAT
 from services.trainer.joint_work import JointWork, joint_work
 from services.trainer.model.blank import blank_model
@@ -56,6 +57,7 @@ class Policy(nn.Module):
         self.causal: Any = causal  # a transformers model; torch's types know no attributes
         self.packs, self._logits = packs, logits
         self._gradient_sync, self.context_group = gradient_sync, context_group
+        self.routing = Routing(causal)
 
     def forward(
         self, micro: MicroBatch, temperature: float, entropy: Entropy = "none"
@@ -216,7 +218,10 @@ def _blank_policy(
     mark_layers(decoder_layers(causal))
     if config.activation_offload:
         checkpoint_on_host(decoder_layers(causal), torch.device(config.device))
-    shard(policy, decoder_layers(causal), config, mesh)
+    layers = decoder_layers(causal)
+    # Experts are nearly all of a mixture: they are gathered only while they work.
+    experts = [module for layer in layers for module in experts_of(layer)]
+    shard(policy, [*experts, *layers], config, mesh)
     return policy
 
 

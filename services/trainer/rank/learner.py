@@ -30,6 +30,7 @@ from services.trainer.rank.rank_messages import Digests, RankModel, RankRun, Ran
 from services.trainer.snapshot.publisher import canary_sequences
 from services.trainer.snapshot.snapshot import WeightExporter
 from services.trainer.step.auxiliary_models import AuxiliaryModels
+from services.trainer.step.balance import check_balance
 from services.trainer.step.model_flops import peak_flops
 from services.trainer.step.profiler import StepProfiler
 from services.trainer.step.step import TrainStep
@@ -100,6 +101,7 @@ class Learner:
         """
         self._user_loss = load_user_loss(start.algorithm, allowed=self._config.user_losses)
         check_gpu_memory(self._config, start.algorithm)
+        check_balance(self._policy, start.algorithm.router_aux_loss_coef)
         self._start, self._algorithm = start, start.algorithm
         self._auxiliary_models = AuxiliaryModels()  # frees those of the run before
         self._auxiliary_models = AuxiliaryModels.load(

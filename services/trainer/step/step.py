@@ -19,7 +19,9 @@ from services.trainer.batch.rank_batch import RankBatch, RankMinibatch, Rows
 from services.trainer.collectives import all_gather
 from services.trainer.heartbeat import HEARTBEAT
 from services.trainer.model.model import Policy
+from services.trainer.model.token_logprobs import Entropy
 from services.trainer.step.auxiliary_models import AuxiliaryModels
+from services.trainer.step.balance import ExpertBalance
 from services.trainer.step.credit import Prepared, assign_credit
 from services.trainer.step.critic import Critic, CriticDiagnostics
 from services.trainer.step.diagnostics import StepDiagnostics
@@ -89,6 +91,7 @@ class TrainStep:
         self._context_group, self._world_size = policy.context_group, dist.get_world_size()
         self._clock = {"forward_backward": 0.0, "optimizer": 0.0}
         self._diagnostics, self._values = StepDiagnostics(device), CriticDiagnostics(device)
+        self._balance = ExpertBalance(policy, run.algorithm.router_aux_loss_coef)
         self._updates = _Updates()
         self._model_flops, self._flops = ModelFlops.of(policy), 0.0
         self._detailed: frozenset[int] = frozenset()
@@ -170,15 +173,16 @@ class TrainStep:
             HEARTBEAT.enter("micro-batch", index + 1, len(work))
             self._flops += self._model_flops.rows(micro.rows.lengths) / self._context_group.size
             self._policy.reduce_gradients(index == len(work) - 1)
-            wanted = "gradient" if self._algorithm.entropy_bonus else "value"
-            current, entropy = self._policy(micro, self._temperature, wanted)
+            wanted: Entropy = "gradient" if self._algorithm.entropy_bonus else "value"
+            current, entropy = self._balance.score(micro, self._temperature, wanted)
             tokens = _scored(prepared, current, entropy, self._algorithm)
             losses = policy_losses(tokens, self._algorithm, self._user_loss)
             shares = token_shares(
                 micro.weight, micro.row, micro.sequences, self._algorithm.aggregation
             )
             loss = (losses.tokens.loss * shares).sum()
-            (loss * scale).backward()  # type: ignore[no-untyped-call]
+            balance = self._balance.loss(micro, minibatch.tokens)
+            (loss * scale + balance).backward()
             if note:
                 self._diagnostics.note_mismatch(micro, current)
             self._details += token_details(prepared, current, self._detailed)
@@ -237,6 +241,7 @@ class TrainStep:
         counts = self._context_group.leads
         tokens, metrics = self._diagnostics.reduce(divisor, counts=counts)
         norms, skipped = self._updates.gradient_norms, self._updates.skipped
+        metrics |= self._balance.reduce(len(minibatches))
         metrics["grad_norm"] = sum(norms) / len(norms) if norms else 0.0
         metrics["learning_rate"] = self._optimizer.param_groups[0]["lr"]
         metrics["skipped_updates"] = float(skipped)

@@ -1,0 +1,1 @@
+"""Mixtures of experts: what their routers decide."""
