@@ -183,6 +183,8 @@ class Sizing:
 
 
 def _sum(parts: Mapping[str, float]) -> str:
+    if not parts:
+        return "nothing"
     total = sum(parts.values()) / GIB
     return " + ".join(f"{size / GIB:.1f} of {use}" for use, size in parts.items()) + (
         f" = {total:.1f} GiB"

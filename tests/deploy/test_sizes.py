@@ -12,12 +12,13 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from millrace_tools.capacity.known_shapes import KNOWN_SHAPES
 from millrace_tools.capacity.sizing import Sizing, sizing_of
 from millrace_tools.deploy.deployment import Deployment
+from millrace_tools.main import main
 from services.protocol.errors import InvalidInput
 from services.protocol.run.algorithm import AlgorithmConfig, KlConfig
 from services.trainer.config import LoraConfig, TrainerConfig
 from services.trainer.sizing.held import gradients, moments, parameters
 from services.trainer.sizing.rank_memory import rank_gib
-from services.trainer.sizing.remedies import check_fits, remedies
+from services.trainer.sizing.remedies import remedies
 from services.trainer.sizing.shape import ModelShape
 from services.trainer.sizing.training import Training
 
@@ -84,19 +85,46 @@ def _training(name: str, **changes: Any) -> Training:
     return Training(shape=training.shape, trainer=TrainerConfig.model_validate(settings))
 
 
-@pytest.mark.parametrize(
-    ("name", "least", "most"),
-    [("cluster-4-nodes.yaml", 100, 120), ("cluster-32-nodes.yaml", 165, 190)],
-)
-def test_gradients_of_the_whole_model_on_each_rank_are_refused(
-    name: str, least: float, most: float
+@pytest.mark.parametrize("name", [*SIZES, *MADE])
+def test_check_calls_each_file_good(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(_file(name))]) == 0
+    assert f"{name} is good" in capsys.readouterr().out
+
+
+SYNC_OFF = {
+    "cluster-4-nodes.yaml": (112.0, {"world_size": 8, "micro_batch_tokens": 32768}),
+    "cluster-32-nodes.yaml": (
+        176.3,
+        {"world_size": 64, "model_copies": 4, "micro_batch_tokens": 16384},
+    ),
+}
+"""Files that were called good while each rank kept whole gradients between micro-batches: what a
+rank then needs in GiB, and the settings that it comes from."""
+
+
+@pytest.mark.parametrize("name", SYNC_OFF)
+def test_check_refuses_whole_gradients_on_each_rank_with_the_figure_and_three_ways_out(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    training = _training(name, gradient_sync="last_micro_batch")
-    assert least < rank_gib(training) < most
-    with pytest.raises(InvalidInput) as refused:
-        check_fits(training, 80)
-    assert f"needs about {rank_gib(training):.1f} GiB of its GPU's 80.0" in refused.value.fix
-    assert "cheapest first: gradient_sync: every_micro_batch" in refused.value.fix
+    needed, settings = SYNC_OFF[name]
+    data = yaml.safe_load(_file(name).read_text())
+    (trainer,) = (one["args"] for one in data["applications"] if one["name"] == "trainer")
+    trainer |= {"gradient_sync": "last_micro_batch", "offload": "none"} | settings
+    file = tmp_path / name
+    file.write_text(yaml.safe_dump(data))
+    for figures in ([], ["--figures"]):
+        assert main(["check", str(file), *figures]) == 2
+        refused = capsys.readouterr().err
+        assert f"needs about {needed:.1f} GiB of its GPU's 80.0" in refused
+        ways = refused.partition("cheapest first: ")[2].split("; ")
+        assert [way.partition(":")[0] for way in ways] == [
+            "gradient_sync",
+            "activation_offload",
+            "lora",
+        ]
+    trainer["gradient_sync"] = "every_micro_batch"
+    file.write_text(yaml.safe_dump(data))
+    assert main(["check", str(file)]) == 0
 
 
 @pytest.mark.parametrize("gpu_gib", [16, 24, 40])

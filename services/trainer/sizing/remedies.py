@@ -38,15 +38,16 @@ def remedies(training: Training, gpu_gib: float) -> list[str]:
     """At most three changes of which each makes the model fit, in the order of their cost.
 
     First what costs no time: gradients that stay sharded. Then what costs a part of a step:
-    activations that are computed again, smaller micro-batches, state in host memory. Then what
-    costs GPUs: more ranks. Last what trains otherwise: an adapter. Where one key is not enough,
-    those that cost no GPUs accompany it.
+    activations that are computed again or wait in host memory, smaller micro-batches, state in
+    host memory. Then what costs GPUs: more ranks. Last what trains otherwise: an adapter. Where
+    one key is not enough, those that cost no GPUs accompany it.
     """
     free = _first_kinds(training.trainer)
     small = {**free, "micro_batch_tokens": _LEAST_TOKENS}
     found: dict[str, str] = {}
+    ladders = _ladders(training.trainer)
     for base in ({}, free, small):
-        for key, values in _ladders(training.trainer).items():
+        for key, values in ladders.items():
             if key in base or key in found:
                 continue
             for value in values:
@@ -54,7 +55,8 @@ def remedies(training: Training, gpu_gib: float) -> list[str]:
                     extra = [_text(*one) for one in base.items()]
                     found[key] = " with ".join([_text(key, value), *extra])
                     break
-    return list(found.values())[:_COUNT]
+    costs = list(ladders)
+    return [found[key] for key in sorted(list(found)[:_COUNT], key=costs.index)]
 
 
 def _first_kinds(trainer: TrainerConfig) -> dict[str, Any]:
@@ -75,6 +77,8 @@ def _ladders(trainer: TrainerConfig) -> dict[str, list[Any]]:
     while ranks[-1] < _MOST_RANKS:
         ranks.append(2 * ranks[-1])
     ladders = {key: [value] for key, value in _first_kinds(trainer).items()}
+    if not trainer.activation_offload:
+        ladders["activation_offload"] = [True]
     ladders["micro_batch_tokens"] = [one for one in tokens if one >= _LEAST_TOKENS]
     if trainer.offload != "all":
         ladders["offload"] = ["optimizer", "all"]
