@@ -56,29 +56,42 @@ class HostMomentsAdamW(torch.optim.AdamW):
             state["step"] = torch.zeros((), dtype=torch.float32)
             for name in _MOMENTS:
                 state[name] = _zeros_on_host(parameter, pin=weight.device.type != "cpu")
-        moments = [_local(state[name]).view(-1) for name in _MOMENTS]
         for piece in _pieces(weight.numel()):
-            first, second = (one[piece].to(weight.device, non_blocking=True) for one in moments)
-            adamw(
-                [weight.view(-1)[piece]],
-                [gradient.view(-1)[piece]],
-                [first],
-                [second],
-                [],
-                [state["step"].to(weight.device, copy=True)],  # which is counted up there
-                fused=True,
-                amsgrad=False,
-                beta1=group["betas"][0],
-                beta2=group["betas"][1],
-                lr=group["lr"],
-                weight_decay=group["weight_decay"],
-                eps=group["eps"],
-                maximize=False,
+            self._update_piece(
+                weight.view(-1)[piece], gradient.view(-1)[piece], state, piece, group
             )
-            # Copies are ordered with the arithmetic by the stream that both are on.
-            for held, new in zip(moments, (first, second), strict=True):
-                held[piece].copy_(new, non_blocking=True)
         state["step"] += 1
+
+    def _update_piece(
+        self,
+        weight: Tensor,
+        gradient: Tensor,
+        state: dict[str, Tensor],
+        piece: slice,
+        group: dict[str, Any],
+    ) -> None:
+        # On return the copies on the device are let go, before those of the next piece are made.
+        held = [_local(state[name]).view(-1)[piece] for name in _MOMENTS]
+        first, second = (one.to(weight.device, non_blocking=True) for one in held)
+        adamw(
+            [weight],
+            [gradient],
+            [first],
+            [second],
+            [],
+            [state["step"].to(weight.device, copy=True)],  # which is counted up there
+            fused=True,
+            amsgrad=False,
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
+        )
+        # Copies are ordered with the arithmetic by the stream that both are on.
+        for moment, new in zip(held, (first, second), strict=True):
+            moment.copy_(new, non_blocking=True)
 
 
 def _local(tensor: Tensor | None) -> Tensor:
