@@ -21,6 +21,7 @@ LORA: Mapping[str, Any] = {"lora": {"rank": 32, "alpha": 64, "push": "adapter"}}
 PLAIN: Mapping[str, Any] = {"activation_checkpointing": False}
 AWAY: Mapping[str, Any] = {"offload": "all", "activation_offload": True}
 WHOLE: Mapping[str, Any] = {"gradient_sync": "last_micro_batch"}
+BALANCED: Mapping[str, Any] = {"router_aux_loss_coef": 0.001}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +82,8 @@ CASES = (
     Case(model="Qwen/Qwen3-32B", ranks=8, tokens=16384, trainer={"offload": "optimizer"}),
     Case(model="Qwen/Qwen3-14B", ranks=4, tokens=32768, trainer=AWAY),
     Case(model="Qwen/Qwen3-14B", ranks=8, tokens=65536, trainer={"context_parallel": 4}),
+    Case(model="Qwen/Qwen3-30B-A3B", ranks=8, tokens=4096),
+    Case(model="Qwen/Qwen3-30B-A3B", ranks=8, tokens=16384, algorithm=BALANCED),
     Case(model="meta-llama/Llama-3.1-70B", ranks=64, tokens=16384),
     Case(model="Qwen/Qwen2.5-72B", ranks=64, tokens=32768),
 )
@@ -98,6 +101,8 @@ SMALL = tuple(
         Case(model="Qwen/Qwen3-14B", ranks=8, tokens=8192, trainer={"offload": "optimizer"}),
         Case(model="Qwen/Qwen3-14B", ranks=8, tokens=32768, trainer=AWAY),
         Case(model="Qwen/Qwen3-14B", ranks=8, tokens=32768, trainer={"context_parallel": 4}),
+        Case(model="Qwen/Qwen3-30B-A3B", ranks=8, tokens=2048),
+        Case(model="Qwen/Qwen3-30B-A3B", ranks=8, tokens=16384, algorithm=BALANCED),
         Case(model="meta-llama/Llama-3.1-70B", ranks=64, tokens=16384),
     )
 )

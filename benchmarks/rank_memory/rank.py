@@ -26,6 +26,7 @@ from services.trainer.model.model_check import check_model
 from services.trainer.offload.activation_offload import checkpoint_on_host
 from services.trainer.sizing.shape import ModelShape
 from services.trainer.step.auxiliary_models import AuxiliaryModels
+from services.trainer.step.balance import ExpertBalance
 from services.trainer.step.update import make_adamw, update
 
 STEPS = 2
@@ -87,7 +88,8 @@ def count(
         for _ in range(STEPS):
             held = counter.now[NAME]
             counter.restart()
-            _step(policy, optimizer, auxiliary, collated)
+            balance = ExpertBalance(policy, algorithm.router_aux_loss_coef)
+            _step(policy, optimizer, auxiliary, balance, collated)
         return Counted(
             held=held,
             step=counter.peak[NAME],
@@ -97,7 +99,11 @@ def count(
 
 
 def _step(
-    policy: model.Policy, optimizer: Any, auxiliary: AuxiliaryModels, collated: MicroBatch
+    policy: model.Policy,
+    optimizer: Any,
+    auxiliary: AuxiliaryModels,
+    balance: ExpertBalance,
+    collated: MicroBatch,
 ) -> None:
     """The passes and updates of a train step with one minibatch."""
     device = torch.device(NAME)
@@ -109,9 +115,10 @@ def _step(
             auxiliary.critic.values(micro)
     for number, micro in enumerate(micros, 1):
         policy.reduce_gradients(number == MICRO_BATCHES)
-        logprobs, _ = policy(micro, 1.0, "value")
-        logprobs.sum().backward()  # type: ignore[no-untyped-call]
-        del logprobs
+        logprobs, _ = balance.score(micro, 1.0, "value")
+        loss = logprobs.sum() + balance.loss(micro, tokens=1)
+        loss.backward()  # type: ignore[no-untyped-call]
+        del logprobs, loss
     update(optimizer, policy.trained_parameters(), [], grad_clip=1.0)
     if auxiliary.critic is None:
         return

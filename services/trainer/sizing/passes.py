@@ -15,16 +15,24 @@ def gathered_ends(training: Training) -> float:
 
 
 def gathered_layers(training: Training) -> float:
-    """The layer that computes, and the buffer of the one that is fetched meanwhile."""
-    return training.itemsize * training.shape.layer_parameters + last_layer_buffer(training)
+    """The layer that computes, and the buffer of the unit that is fetched meanwhile: the next
+    layer, or the next but for its experts, which are fetched when it computes."""
+    fetched = 0 if training.shards == 1 else training.shape.unit_parameters
+    return training.itemsize * (training.shape.layer_parameters + fetched)
+
+
+def gathered_beside_experts(training: Training) -> float:
+    """The same while no experts compute."""
+    return training.itemsize * 2 * training.shape.unit_parameters
 
 
 def last_layer_buffer(training: Training) -> float:
-    """What the last layer was gathered into, which FSDP2 lets go when the forward pass ends; a
-    rank that has the whole model gathers nothing."""
+    """What the last layer, or its experts, was gathered into, which FSDP2 lets go when the forward
+    pass ends; a rank that has the whole model gathers nothing."""
     if training.shards == 1:
         return 0.0
-    return training.itemsize * training.shape.layer_parameters
+    shape = training.shape
+    return training.itemsize * (shape.expert_parameters or shape.layer_parameters)
 
 
 def kept_activations(training: Training) -> float:
@@ -41,38 +49,67 @@ def kept_activations(training: Training) -> float:
 def saved_in_layer(training: Training) -> float:
     """Activations that the operations of one layer save.
 
+    Beside those of `saved_in_attention`, of the feed-forward layers gate, its activation, up and
+    the product.
+    """
+    shape, size = training.shape, training.itemsize
+    inner = 4 * size * shape.intermediate
+    if shape.experts:
+        # Each token once for each of its experts: its copy, and what comes back.
+        inner = shape.active_experts * (inner + 2 * size * shape.hidden)
+    return saved_in_attention(training) + training.tokens * inner
+
+
+def saved_in_attention(training: Training) -> float:
+    """Activations that are saved in one layer outside its feed-forward layers.
+
     Of both norms the input in float32, and the input and output of the weight; of queries and
-    keys the same where they have norms; query, key, value and output of attention; of the
-    feed-forward layers gate, its activation, up and the product.
+    keys the same where they have norms; query, key, value and output of attention.
     """
     shape, size = training.shape, training.itemsize
     norm = FLOAT32 + 2 * size
     values = 2 * norm * shape.hidden + size * (2 * shape.queries + 2 * shape.keys)
     if shape.qk_norm:
         values += (FLOAT32 + size) * (shape.queries + shape.keys)
-    inner = 4 * size * shape.intermediate
-    if shape.experts:
-        # Each token once for each of its experts: its copy, and what comes back.
-        inner = shape.active_experts * (inner + 2 * size * shape.hidden)
-    return training.tokens * (values + inner)
+    return training.tokens * values
 
 
 def gradients_in_layer(training: Training) -> float:
     """Gradients of activations while one layer goes backward: of the residual stream, and of
-    the widest part, the feed-forward layers' inside."""
+    the widest part: the feed-forward layers' inside, or what narrow experts give back."""
     shape, size = training.shape, training.itemsize
-    inner = 3 * size * shape.intermediate * max(1, shape.active_experts)
-    return training.tokens * (2 * size * shape.hidden + inner)
+    widest = shape.intermediate
+    if shape.experts:
+        widest = shape.active_experts * max(shape.intermediate, shape.hidden)
+    return training.tokens * size * (2 * shape.hidden + 3 * widest)
 
 
 def layer_gradients(training: Training) -> float:
     """Gradients of a layer's weights, and the float32 buffer in which the layer before it is
-    still being reduced."""
+    still being reduced; both without experts."""
     lora = training.trainer.lora
-    trained = training.shape.layer_parameters
+    trained = training.shape.unit_parameters
     if lora is not None:
         trained = training.adapter // training.shape.layers
     return (training.itemsize + FLOAT32) * trained
+
+
+def expert_gradients(training: Training) -> float:
+    """Gradients of a layer's experts, the float32 buffer in which they are reduced, and this rank's
+    part of the sum; their weights are let go before."""
+    if training.trainer.lora is not None:
+        return 0.0
+    size = training.itemsize + FLOAT32 + FLOAT32 / training.shards
+    return size * training.shape.expert_parameters
+
+
+def router_logits(training: Training) -> float:
+    """Of all layers, for the balancing loss: logits, and probabilities in float32 or the logits'
+    gradient."""
+    if not training.algorithm.router_aux_loss_coef:
+        return 0.0
+    shape = training.shape
+    return training.tokens * shape.layers * shape.experts * (training.itemsize + FLOAT32)
 
 
 def head_gradient(training: Training) -> float:

@@ -87,10 +87,20 @@ class ModelShape:
     @property
     def layer_parameters(self) -> int:
         """Weights of one decoder layer, its experts and router included, its norms left out."""
-        feed_forward = 3 * self.hidden * self.intermediate
         if self.experts:
-            feed_forward = self.experts * (feed_forward + self.hidden)
-        return self.attention_parameters + feed_forward
+            router = self.experts * self.hidden
+            return self.attention_parameters + router + self.expert_parameters
+        return self.attention_parameters + 3 * self.hidden * self.intermediate
+
+    @property
+    def expert_parameters(self) -> int:
+        """Weights of the experts of one decoder layer, an FSDP unit of their own."""
+        return self.experts * 3 * self.hidden * self.intermediate
+
+    @property
+    def unit_parameters(self) -> int:
+        """Weights of one decoder layer's own FSDP unit: all but its experts."""
+        return self.layer_parameters - self.expert_parameters
 
     @property
     def embedding_parameters(self) -> int:
