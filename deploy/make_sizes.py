@@ -55,6 +55,7 @@ _ROLLOUT = "    served_model_name: qwen3-4b\n    replicas: 4\n"
 _FOUR_RANKS = "    world_size: 8\n    ranks_per_node: 8\n"
 _FOUR_ENGINES = "    replicas: 12\n"
 _TWELVE = "    tensor_parallel_size: 2\n"
+_MICRO, _HALF = "    micro_batch_tokens: 32768\n", "    micro_batch_tokens: 16384\n"
 _GSM8K, _DEEPCODER = "examples/gsm8k/run.yaml", "examples/deepcoder/run.yaml"
 
 
@@ -62,6 +63,11 @@ def _adapter(rank: int) -> tuple[str, str]:
     """The adapter in trainer and rollout server."""
     trainer = f"    lora: {{rank: {rank}, alpha: {2 * rank}, push: adapter}}\n"
     return trainer, f"    lora_rank: {rank}\n"
+
+
+def _shared_by(ranks: int) -> str:
+    """A micro-batch that so many ranks share."""
+    return f"{_MICRO}    context_parallel: {ranks}\n"
 
 
 SIZES = {
@@ -72,7 +78,7 @@ SIZES = {
         run=_GSM8K,
         lines={
             _TRAINER: "    world_size: 1\n    ranks_per_node: 1\n" + _adapter(32)[0],
-            "    micro_batch_tokens: 32768\n": "    micro_batch_tokens: 16384\n",
+            _MICRO: _HALF,
             _ROLLOUT: "    served_model_name: qwen3-8b\n    replicas: 1\n" + _adapter(32)[1],
             "    slots: 96  # sandboxes at a time, a core each\n": "    slots: 16\n",
             "    num_cpus: 96  # reserved for them\n": "    num_cpus: 16\n",
@@ -85,7 +91,7 @@ SIZES = {
         run=_GSM8K,
         lines={
             _TRAINER: "    world_size: 1\n    ranks_per_node: 1\n    offload: all\n",
-            "    micro_batch_tokens: 32768\n": "    micro_batch_tokens: 16384\n",
+            _MICRO: _HALF,
             _ROLLOUT: "    served_model_name: qwen3-8b\n    replicas: 1\n",
             "    slots: 96  # sandboxes at a time, a core each\n": "    slots: 16\n",
             "    num_cpus: 96  # reserved for them\n": "    num_cpus: 16\n",
@@ -97,7 +103,7 @@ SIZES = {
         model="Qwen/Qwen3-8B",
         run=_GSM8K,
         lines={
-            "    micro_batch_tokens: 32768\n": "    micro_batch_tokens: 16384\n",
+            _MICRO: _HALF,
             _ROLLOUT: "    served_model_name: qwen3-8b\n    replicas: 4\n",
         },
     ),
@@ -108,7 +114,7 @@ SIZES = {
         run=_GSM8K,
         lines={
             _TRAINER: "    world_size: 6\n    ranks_per_node: 6\n",
-            "    micro_batch_tokens: 32768\n": "    micro_batch_tokens: 16384\n",
+            _MICRO: _shared_by(2),
             _ROLLOUT: "    served_model_name: qwen3-14b\n    replicas: 1\n",
             _ENGINE: "    tensor_parallel_size: 2\n",
         },
@@ -120,9 +126,20 @@ SIZES = {
         run=_GSM8K,
         lines={
             _TRAINER: _TRAINER + _adapter(32)[0],
-            "    micro_batch_tokens: 32768\n": "    micro_batch_tokens: 16384\n",
+            _MICRO: _HALF,
             _ROLLOUT: "    served_model_name: qwen3-32b\n    replicas: 2\n" + _adapter(32)[1],
             _ENGINE: "    tensor_parallel_size: 2\n",
+        },
+    ),
+    "2-nodes-30b-a3b.yaml": Size(
+        base="cluster-4-nodes.yaml",
+        title="Two nodes of eight GPUs, 80 GiB each: Qwen3-30B-A3B, a mixture of experts.",
+        model="Qwen/Qwen3-30B-A3B",
+        run=_DEEPCODER,
+        lines={
+            _MICRO: _shared_by(4),
+            "    served_model_name: qwen3-14b\n": "    served_model_name: qwen3-30b-a3b\n",
+            _FOUR_ENGINES: "    replicas: 4\n",
         },
     ),
     "4-nodes-32b.yaml": Size(
@@ -132,7 +149,7 @@ SIZES = {
         run=_DEEPCODER,
         lines={
             _FOUR_RANKS: "    world_size: 16\n    ranks_per_node: 8\n",
-            "    micro_batch_tokens: 32768\n": "    micro_batch_tokens: 16384\n",
+            _MICRO: _shared_by(2),
             "    served_model_name: qwen3-14b\n": "    served_model_name: qwen3-32b\n",
             _FOUR_ENGINES: "    replicas: 4\n",
             _TWELVE: "    tensor_parallel_size: 4\n",
@@ -145,7 +162,7 @@ SIZES = {
         run=_DEEPCODER,
         lines={
             _FOUR_RANKS: "    world_size: 64\n    ranks_per_node: 8\n",
-            "    micro_batch_tokens: 32768\n": "    micro_batch_tokens: 16384\n",
+            _MICRO: _shared_by(2),
             "    served_model_name: qwen3-14b\n": "    served_model_name: qwen2.5-72b\n",
             _FOUR_ENGINES: "    replicas: 16\n",
             _TWELVE: "    tensor_parallel_size: 4\n",

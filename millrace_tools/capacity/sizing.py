@@ -13,6 +13,7 @@ from millrace_tools.capacity.known_shapes import KNOWN_SHAPES
 from millrace_tools.capacity.model_shape import fetched_shape, shape_of
 from services.protocol.errors import InvalidInput
 from services.protocol.model_source import name_or_path
+from services.protocol.run.algorithm import AlgorithmConfig
 from services.protocol.run.orchestrator import RunConfig
 from services.reward_service.config import RewardServiceConfig
 from services.rollout_server.config import RolloutServerConfig
@@ -53,17 +54,14 @@ class Sizing:
 
     @property
     def parameters(self) -> int:
-        """Of the model, which is a dense one."""
+        """Of the model."""
         assert self.shape.parameters is not None
         return self.shape.parameters
 
     @property
     def training(self) -> Training:
         """What the ranks hold and do."""
-        if self.run is None:
-            return Training(shape=self.shape, trainer=self.trainer)
-        algorithm = self.run.algorithm
-        return Training(shape=self.shape, trainer=self.trainer, algorithm=algorithm)
+        return _training(self.shape, self.trainer, self.run, self.rollout)
 
     @property
     def rank_gib(self) -> float:
@@ -136,8 +134,8 @@ class Sizing:
             f"{slots * run.group_size / self.sequences:.2f} times the sequences at a time",
         )
         longest = answers * run.sampling.max_tokens
-        ranks = self.trainer.world_size
-        passes = ceil(longest / run.algorithm.minibatches / ranks / self.trainer.micro_batch_tokens)
+        at_once = self.trainer.row_groups * self.trainer.micro_batch_tokens
+        passes = ceil(longest / run.algorithm.minibatches / at_once)
         yield (
             "a train step",
             f"{run.batch_groups} x {run.group_size} = {answers:,} answers, at most "
@@ -148,7 +146,8 @@ class Sizing:
         moment, parts = step_parts(self.training)
         held = held_parts(self.training)
         yield f"a trainer GPU holds, over {self.trainer.shards}", _sum(held)
-        yield f"and needs most in a step at the {moment}", _sum(parts)
+        tokens = self.training.tokens
+        yield f"and needs most in a step of {tokens:,} tokens at the {moment}", _sum(parts)
         yield (
             "a trainer GPU",
             f"{sum(held.values()) / GIB:.1f} + {sum(parts.values()) / GIB:.1f} + "
@@ -200,9 +199,21 @@ def known_training(configs: Mapping[str, Any], run: RunConfig | None) -> Trainin
     shape = shape_of(trainer.model) or KNOWN_SHAPES.get(name_or_path(trainer.model))
     if shape is None or shape.parameters is None:
         return None
-    if run is None:
-        return Training(shape=shape, trainer=trainer)
-    return Training(shape=shape, trainer=trainer, algorithm=run.algorithm)
+    return _training(shape, trainer, run, configs.get("rollout_server"))
+
+
+def _training(
+    shape: ModelShape,
+    trainer: TrainerConfig,
+    run: RunConfig | None,
+    rollout: RolloutServerConfig | None,
+) -> Training:
+    return Training(
+        shape=shape,
+        trainer=trainer,
+        algorithm=AlgorithmConfig() if run is None else run.algorithm,
+        longest_row=0 if rollout is None else rollout.max_model_len,
+    )
 
 
 def sizing_of(configs: Mapping[str, Any], run: RunConfig | None, gpu_gib: float) -> Sizing:

@@ -2,6 +2,7 @@
 
 import json
 import runpy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ def test_each_file_fits_its_gpus_with_a_tenth_to_spare(name: str) -> None:
 def _training(name: str, **changes: Any) -> Training:
     training = _sizing(name).training
     settings = training.trainer.model_dump() | changes
-    return Training(shape=training.shape, trainer=TrainerConfig.model_validate(settings))
+    return replace(training, trainer=TrainerConfig.model_validate(settings))
 
 
 @pytest.mark.parametrize("name", [*SIZES, *MADE])
@@ -109,7 +110,9 @@ def test_check_refuses_whole_gradients_on_each_rank_with_the_figure_and_three_wa
     needed, settings = SYNC_OFF[name]
     data = yaml.safe_load(_file(name).read_text())
     (trainer,) = (one["args"] for one in data["applications"] if one["name"] == "trainer")
-    trainer |= {"gradient_sync": "last_micro_batch", "offload": "none"} | settings
+    trainer |= {"gradient_sync": "last_micro_batch", "context_parallel": 1} | settings
+    (rollout,) = (one["args"] for one in data["applications"] if one["name"] == "rollout_server")
+    rollout["max_model_len"] = settings["micro_batch_tokens"]
     file = tmp_path / name
     file.write_text(yaml.safe_dump(data))
     for figures in ([], ["--figures"]):
@@ -123,6 +126,23 @@ def test_check_refuses_whole_gradients_on_each_rank_with_the_figure_and_three_wa
             "lora",
         ]
     trainer["gradient_sync"] = "every_micro_batch"
+    file.write_text(yaml.safe_dump(data))
+    assert main(["check", str(file)]) == 0
+
+
+def test_a_row_that_is_longer_than_a_micro_batch_is_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = yaml.safe_load(_file("cluster-32-nodes.yaml").read_text())
+    (trainer,) = (one["args"] for one in data["applications"] if one["name"] == "trainer")
+    trainer |= {"micro_batch_tokens": 16384, "context_parallel": 1}
+    file = tmp_path / "long.yaml"
+    file.write_text(yaml.safe_dump(data))
+    assert main(["check", str(file)]) == 2
+    refused = capsys.readouterr().err
+    assert "80.0 for a row of 32,768 tokens, the engines' max_model_len" in refused
+    assert "context_parallel: 2;" in refused
+    trainer["context_parallel"] = 2
     file.write_text(yaml.safe_dump(data))
     assert main(["check", str(file)]) == 0
 

@@ -1,6 +1,7 @@
 """Settings that would make a model fit, cheapest first."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from services.protocol.errors import InvalidInput
@@ -26,7 +27,10 @@ def check_fits(training: Training, gpu_gib: float) -> None:
     if needed <= gpu_gib:
         return
     found = remedies(training, gpu_gib)
-    fix = f"A rank needs about {needed:.1f} GiB of its GPU's {gpu_gib:.1f}. "
+    fix = f"A rank needs about {needed:.1f} GiB of its GPU's {gpu_gib:.1f}"
+    if training.longest_row > training.trainer.micro_batch_tokens:
+        fix += f" for a row of {training.longest_row:,} tokens, the engines' max_model_len"
+    fix += ". "
     if found:
         fix += f"Each of these makes it fit, cheapest first: {'; '.join(found)}."
     else:
@@ -38,15 +42,19 @@ def remedies(training: Training, gpu_gib: float) -> list[str]:
     """At most three changes of which each makes the model fit, in the order of their cost.
 
     First what costs no time: gradients that stay sharded. Then what costs a part of a step:
-    activations that are computed again or wait in host memory, smaller micro-batches, state in
-    host memory. Then what costs GPUs: more ranks. Last what trains otherwise: an adapter. Where
-    one key is not enough, those that cost no GPUs accompany it.
+    activations that are computed again or wait in host memory, smaller micro-batches, rows that
+    ranks share, state in host memory. Then what costs GPUs: more ranks. Last what trains
+    otherwise: an adapter. Where one key is not enough, those that cost no GPUs accompany it.
     """
     free = _first_kinds(training.trainer)
     small = {**free, "micro_batch_tokens": _LEAST_TOKENS}
+    if training.longest_row > _LEAST_TOKENS:  # which smaller micro-batches leave as it is
+        small["activation_offload"] = True
     found: dict[str, str] = {}
-    ladders = _ladders(training.trainer)
-    for base in ({}, free, small):
+    ladders = _ladders(training)
+    shared = [one for one in ladders["context_parallel"] if training.shards % one == 0]
+    most = {**small, "context_parallel": shared[-1]} if shared else small
+    for base in ({}, free, small, most):
         for key, values in ladders.items():
             if key in base or key in found:
                 continue
@@ -69,8 +77,9 @@ def _first_kinds(trainer: TrainerConfig) -> dict[str, Any]:
     return changes
 
 
-def _ladders(trainer: TrainerConfig) -> dict[str, list[Any]]:
+def _ladders(training: Training) -> dict[str, list[Any]]:
     """Values of each key, mildest first, by key in the order of cost."""
+    trainer = training.trainer
     tokens, ranks = [trainer.micro_batch_tokens // 2], [2 * trainer.world_size]
     while tokens[-1] > _LEAST_TOKENS:
         tokens.append(tokens[-1] // 2)
@@ -80,6 +89,8 @@ def _ladders(trainer: TrainerConfig) -> dict[str, list[Any]]:
     if not trainer.activation_offload:
         ladders["activation_offload"] = [True]
     ladders["micro_batch_tokens"] = [one for one in tokens if one >= _LEAST_TOKENS]
+    sharing = (trainer.context_parallel * factor for factor in (2, 4, 8))
+    ladders["context_parallel"] = [one for one in sharing if training.shape.heads % one == 0]
     if trainer.offload != "all":
         ladders["offload"] = ["optimizer", "all"]
     ladders["world_size"] = [one for one in ranks if one <= _MOST_RANKS]
@@ -98,5 +109,4 @@ def _fits(training: Training, changes: Changes, gpu_gib: float) -> bool:
         trainer = TrainerConfig.model_validate(training.trainer.model_dump() | dict(changes))
     except ValueError:  # settings that exclude each other
         return False
-    changed = Training(shape=training.shape, trainer=trainer, algorithm=training.algorithm)
-    return rank_gib(changed) <= gpu_gib
+    return rank_gib(replace(training, trainer=trainer)) <= gpu_gib

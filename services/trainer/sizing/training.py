@@ -1,6 +1,7 @@
 """What is to be trained, with the quantities that the terms of the sizing share."""
 
 from dataclasses import dataclass, field
+from math import ceil
 
 from services.protocol.run.algorithm import AlgorithmConfig
 from services.trainer.config import TrainerConfig
@@ -17,11 +18,14 @@ class Training:
         shape: of the model, whose parameters can be counted.
         trainer: the ranks.
         algorithm: of the run, which may need a KL reference and a critic.
+        longest_row: in tokens, where it is known; a row that is longer than a micro-batch gets a
+            pass of its own.
     """
 
     shape: ModelShape
     trainer: TrainerConfig
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    longest_row: int = 0
 
     @property
     def parameters(self) -> int:
@@ -52,8 +56,9 @@ class Training:
 
     @property
     def tokens(self) -> int:
-        """Tokens of a micro-batch on one rank: `context_parallel` ranks share them."""
-        return self.trainer.micro_batch_tokens // self.trainer.context_parallel
+        """Tokens of the largest pass on one rank: `context_parallel` ranks share them."""
+        most = max(self.trainer.micro_batch_tokens, self.longest_row)
+        return ceil(most / self.trainer.context_parallel)
 
     @property
     def has_reference(self) -> bool:
