@@ -8,18 +8,33 @@ Shape = tuple[int, int, int, int, int, int]
 
 
 def make_model(
-    folder: Path, shape: Shape, *, vocabulary: int, tied: bool = False, seed: int = 0
+    folder: Path,
+    shape: Shape,
+    *,
+    vocabulary: int,
+    tied: bool = False,
+    seed: int = 0,
+    experts: tuple[int, int] | None = None,
 ) -> Path:
-    """Write a Qwen3 of random float32 weights and a tokenizer of bytes into the folder."""
+    """Write a Qwen3 of random float32 weights and a tokenizer of bytes into the folder.
+
+    Args:
+        experts: of each layer, and how many of them a token meets; None: a dense model.
+    """
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     torch.manual_seed(seed)
     hidden, intermediate, layers, heads, kv_heads, head_dim = shape
-    config = Qwen3Config(
+    mixture: dict[str, int] = {}
+    if experts is not None:
+        mixture = {"num_experts": experts[0], "num_experts_per_tok": experts[1]}
+        mixture["moe_intermediate_size"] = intermediate
+    config = AutoConfig.for_model(
+        "qwen3_moe" if experts else "qwen3",
         vocab_size=vocabulary,
         hidden_size=hidden,
         intermediate_size=intermediate,
@@ -29,8 +44,9 @@ def make_model(
         head_dim=head_dim,
         max_position_embeddings=4096,
         tie_word_embeddings=tied,
+        **mixture,
     )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokens = {token: index for index, token in enumerate(["<pad>", "<eos>", *alphabet])}
     tokenizer = Tokenizer(models.BPE(vocab=tokens, merges=[]))

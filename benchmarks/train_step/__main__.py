@@ -11,8 +11,10 @@ seconds and of CPU seconds, which other programs on the machine disturb less. Th
 dropped. Ours is everything that a rank does in a train step, the planning, the update, the
 diagnostics and the snapshot for the weight bus included. Bare is nothing but forward and
 backward of micro-batches that were laid out before: the same tokens, packed without padding and
-attended to by the same kernel; `padded` is the same as most people have it. TRL pads; it needs
-torch and transformers as Millrace has them (it ran with 2.13.0+cpu and 5.19.0).
+attended to by the same kernel; `padded` is the same as most people have it. Steps with `offload`
+stand beside the same step without, those of a mixture of experts beside bare passes of that
+model. TRL pads; it needs torch and transformers as Millrace has them (it ran with 2.13.0+cpu and
+5.19.0).
 """
 
 import argparse
@@ -26,6 +28,9 @@ from benchmarks.report import Bar, by_name, machine, options_of, show, write
 from benchmarks.train_step import batch, long_row
 from benchmarks.train_step.way import Way
 
+OFFLOADS = ("optimizer", "all")
+EXPERTS = 16, 4
+"""Of each layer of the mixture, and how many a token meets: as many weights as the dense one's."""
 BARS = {"behaviour": 0.9, "proximal": 0.9, "trl": 1.0}
 
 
@@ -56,18 +61,25 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     batch.make(folder)
     answers = batch.read(folder)
     common = ("--threads", options.threads)
-    ours = Way(Path(sys.executable), "ours", folder, *common)
+    here = Path(sys.executable)
+    ours = Way(here, "ours", folder, *common)
+    (folder / "experts").mkdir()
+    batch.make(folder / "experts", experts=EXPERTS)
+    others = {"experts": Way(here, "ours", folder / "experts", *common)}
+    for kind in OFFLOADS:
+        others[f"offload: {kind}"] = Way(here, "ours", folder, *common, "--offload", kind)
     peer = None
     if options.peers:
         python = options.peers / "bin" / "python"
         peer = Way(python, "peer", folder, *common, "--rounds", options.rounds + 2)
-    for way in filter(None, (ours, peer)):
+    ways = [one for one in (ours, *others.values(), peer) if one is not None]
+    for way in ways:
         way.ready()
     try:
-        rounds_taken = [one_round(ours, peer) for _ in range(options.rounds + 1)][1:]
+        rounds_taken = [one_round(ours, others, peer) for _ in range(options.rounds + 1)][1:]
         memory = ours.ask("memory")
     finally:
-        for way in filter(None, (ours, peer)):
+        for way in ways:
             way.close()
     taken = by_name(rounds_taken)
     seconds = {
@@ -86,18 +98,27 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def one_round(ours: Way, peer: Way | None) -> dict[str, dict[str, float]]:
+def one_round(ours: Way, others: dict[str, Way], peer: Way | None) -> dict[str, dict[str, float]]:
     """Every way once, the yardstick before and after ours."""
     taken = {"bare": ours.ask("bare"), "bare padded": ours.ask("bare padded")}
     for name in ("behaviour", "proximal"):
-        ours.ask(f"begin {name}")
-        ours.ask("step")  # the first one makes the optimizer's moments
-        taken[name] = ours.ask("step")
+        taken[name] = second_step(ours, name)
         taken[f"bare, {name}"] = ours.ask("bare")
     taken["bare forward"] = ours.ask("bare forward")
+    for name, way in others.items():
+        taken[name] = second_step(way, "behaviour")
+    taken["bare, experts"] = others["experts"].ask("bare")
     if peer is not None:
         taken["trl"] = peer.ask("step")
     return taken
+
+
+def second_step(way: Way, anchor: str) -> dict[str, float]:
+    """Of a run; the first one makes the optimizer's moments."""
+    way.ask(f"begin {anchor}")
+    way.ask("step")
+    found: dict[str, float] = way.ask("step")
+    return found
 
 
 def ratios(seconds: dict[str, list[float]]) -> dict[str, dict[str, float]]:
@@ -116,7 +137,10 @@ def ratios(seconds: dict[str, list[float]]) -> dict[str, dict[str, float]]:
         "behaviour": spread(around, seconds["behaviour"]),
         "proximal": spread(both, seconds["proximal"]),
         "padded": spread(seconds["bare padded"], seconds["behaviour"]),
+        "experts": spread(seconds["bare, experts"], seconds["experts"]),
     }
+    for name in (f"offload: {kind}" for kind in OFFLOADS):
+        found[name] = spread(seconds["behaviour"], seconds[name])
     if "trl" in seconds:
         found["trl"] = spread(seconds["trl"], seconds["behaviour"])
     return found

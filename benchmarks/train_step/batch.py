@@ -30,9 +30,15 @@ class Answer:
     reward: float
 
 
-def make(folder: Path) -> None:
-    """Write a random Qwen3, its tokenizer and a batch of uneven answers into a folder."""
-    make_model(folder, (128, 384, 4, 4, 2, 32), vocabulary=VOCABULARY)
+def make(folder: Path, *, experts: tuple[int, int] | None = None) -> None:
+    """Write a random Qwen3, its tokenizer and a batch of uneven answers into a folder.
+
+    Args:
+        folder: to write into.
+        experts: of each layer, a quarter as wide as the dense model's, and how many a token meets.
+    """
+    width = 96 if experts else 384
+    make_model(folder, (128, width, 4, 4, 2, 32), vocabulary=VOCABULARY, experts=experts)
     (folder / "batch.json").write_text(json.dumps([asdict(a) for a in _batch()]))
 
 

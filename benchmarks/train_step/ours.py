@@ -156,7 +156,7 @@ def _peak(way: Callable[[], None]) -> float:
 
 def main() -> None:
     """Do one thing for every line on stdin."""
-    parser = options_of("One rank of Millrace", threads=1)
+    parser = options_of("One rank of Millrace", threads=1, offload="none")
     parser.add_argument("folder", type=Path)
     options = parser.parse_args()
     answers = read(options.folder)
@@ -165,6 +165,7 @@ def main() -> None:
         world_size=1,
         threads_per_rank=options.threads,
         micro_batch_tokens=MICRO_BATCH_TOKENS,
+        offload=options.offload,
         canary_sequences=0,
     )
     steps, bare = Steps(options.folder, answers, config), Bare(options.folder, answers)
