@@ -138,8 +138,9 @@ class RemoteService:
             # with the result, such as the error of a peer that has just died.
             async with asyncio.timeout(timeout_s):
                 return await getattr(self._handle, method).remote(*args)
-        except TimeoutError:
-            raise NotReady(f"{self._name}.{method}: no answer in {timeout_s:g} s") from None
+        except TimeoutError as error:  # its own, without a limit here
+            limit = f"no answer in {timeout_s:g} s" if timeout_s is not None else str(error)
+            raise NotReady(f"{self._name}.{method}: {limit}") from None
         except RayTaskError as error:
             raise error.cause from None
         except RayActorError as error:

@@ -10,16 +10,13 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from services.protocol.errors import InvalidInput
+from services.trainer.collectives import LONGEST_WAIT
 from services.transport.shared_memory import memory_domain
-
-LONGEST = timedelta(hours=2)
-"""That ranks wait for one another; the trainer ends a group that hangs long before."""
 
 CHECK_S = 0.25
 """Between two looks at whether another rank has failed."""
@@ -63,7 +60,7 @@ class JointWork:
                 raise
             finally:
                 self._store.set(f"{node}/{_DONE}", "")
-        self._store.wait([f"{node}/{_DONE}"], LONGEST)
+        self._store.wait([f"{node}/{_DONE}"], LONGEST_WAIT)
         self._raise_failure()
 
     def of_rank_0(self, compute: Callable[[], str]) -> str:
@@ -82,7 +79,7 @@ class JointWork:
                 raise
             finally:
                 self._store.set("value", text)
-        self._store.wait(["value"], LONGEST)
+        self._store.wait(["value"], LONGEST_WAIT)
         self._raise_failure()
         return self._store.get("value").decode()
 
@@ -103,7 +100,7 @@ class JointWork:
         """
         if self._store.add(_DONE, 1) == dist.get_world_size():
             self._store.compare_set(_OUTCOME, "", "{}")
-        self._store.wait([_OUTCOME], LONGEST)
+        self._store.wait([_OUTCOME], LONGEST_WAIT)
         self._raise_failure()
 
     def _raise_failure(self) -> None:

@@ -179,6 +179,15 @@ class RankGroup:
         if self.lost.is_set():
             raise NotReady("the trainer's ranks are restarting")
         self._progress.begin(range(len(self._ranks)), method)
+        try:
+            calls = await self._send(method, args)
+        except BaseException as error:  # ranks that were called wait for the others
+            self._progress.end()
+            self.kill(f"{method} was not sent to all ranks: {error!r}")
+            raise
+        return await self._gather(calls, method)
+
+    async def _send(self, method: str, args: Sequence[Any]) -> list[Any]:
         # Arguments go to the object store once, not once a rank.
         same = [None if isinstance(one, EachRank) else ray.put(one) for one in args]
         calls = []
@@ -189,7 +198,7 @@ class RankGroup:
             ]
             calls.append(getattr(handle, method).remote(*own))
             await asyncio.sleep(0)  # a part may be large
-        return await self._gather(calls, method)
+        return calls
 
     def kill(self, reason: str) -> None:
         """End all ranks; safe to call again."""
@@ -216,6 +225,7 @@ class RankGroup:
                 await asyncio.wait(tasks, timeout=SETTLE_S)
         finally:
             self._progress.end()
+            TrainerMetrics.quiet.set(0.0)
             for task in (*tasks, *polls):
                 task.cancel()
         if hung:

@@ -174,9 +174,12 @@ def check_context_parallel(config: TrainerConfig, text: Any) -> None:
         InvalidInput: C does not divide the attention heads, or positions are embedded by what
             else a pass computes.
     """
-    size, heads = config.context_parallel, text.num_attention_heads
+    size = config.context_parallel
     if size == 1:
         return
+    heads = getattr(text, "num_attention_heads", 0)
+    if not heads:
+        raise InvalidInput(FIELD, size, "The model has no attention heads to divide. Choose 1.")
     if heads % size:
         common = math.gcd(heads, config.shards)
         fits = ", ".join(str(one) for one in range(1, common + 1) if common % one == 0)

@@ -26,7 +26,7 @@ def check_gpu_memory(config: TrainerConfig, algorithm: AlgorithmConfig) -> None:
     try:
         found = AutoConfig.from_pretrained(name_or_path(config.model), trust_remote_code=False)
         shape = ModelShape.of(found.get_text_config().to_dict())
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return
     if shape.parameters is None:
         return

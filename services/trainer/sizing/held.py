@@ -50,7 +50,9 @@ def gradients(training: Training) -> float:
     host memory; with `gradient_sync: last_micro_batch` the float32 gradient of the whole model."""
     if training.trainer.gradient_sync == "last_micro_batch":
         return FLOAT32 * training.trained
-    return 0.0 if training.trainer.offload == "all" else shard_of_gradients(training)
+    # Copies of the model keep the sum of their own ranks on the GPU until the last pass.
+    away = training.trainer.offload == "all" and training.trainer.model_copies == 1
+    return 0.0 if away else shard_of_gradients(training)
 
 
 def moments(training: Training) -> float:

@@ -17,6 +17,7 @@ from services.protocol.weights.weights import Adapter, Dtype, TensorSpec, plan_b
 from services.trainer.checkpoints.names import CheckpointNames, Part
 from services.trainer.collectives import all_gather
 from services.trainer.config import LoraConfig, TrainerConfig
+from services.trainer.heartbeat import HEARTBEAT
 from services.trainer.model.lora import ADAPTER_PARAMETERS, PEFT_PREFIX, LoraLinear, lora_layers
 from services.trainer.model.model import Policy
 from services.transport.bucket import Encoded, changes, digest, whole
@@ -138,7 +139,10 @@ class WeightExporter:
             return ()
         dtype = self._dtype
         shards = (one.shard() for one in exported_tensors(policy, self._lora))
-        copied = [shard.reshape(-1).to("cpu", dtype) for shard in shards]
+        copied = []
+        for shard in shards:
+            copied.append(shard.reshape(-1).to("cpu", dtype))
+            HEARTBEAT.mark()  # a large model takes longer than a rank may be quiet
         ends = list(accumulate((shard.numel() * dtype.itemsize for shard in copied), initial=0))
         buffer = self._pool.take(ends[-1])
         torch.cat(copied, out=buffer.bytes.view(dtype))
@@ -148,12 +152,17 @@ class WeightExporter:
             version=version,
             buckets=buckets,
             places=tuple(buffer.place(start) for start, _ in ranges),
-            digests=tuple(digest([bucket]) for bucket in buckets),
+            digests=tuple(map(_marked_digest, buckets)),
             itemsize=dtype.itemsize,
         )
         weakref.finalize(snapshot, self._pool.give, buffer)
         self.snapshots.put(snapshot)
         return snapshot.digests
+
+
+def _marked_digest(bucket: torch.Tensor) -> str:
+    HEARTBEAT.mark()
+    return digest([bucket])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,12 +33,16 @@ class ExpertBalance:
         self._sums = torch.zeros(2, dtype=torch.float64)  # entropy and tokens, over routers
         self._loss = 0.0
         self._last: Watch | None = None
+        # Of the passes: shards that wait in host memory are elsewhere, and a collective of a
+        # tensor on another device would be one of another library.
+        self._device = torch.device("cpu")
 
     def score(
         self, micro: MicroBatch, temperature: float, entropy: Entropy
     ) -> tuple[Tensor, Tensor]:
         """Logprobs and entropies of the policy, with its routers counted."""
         scored: tuple[Tensor, Tensor]
+        self._device = micro.input_ids.device
         routing, places = self._policy.routing, None
         if not routing.routers:
             scored = self._policy(micro, temperature, entropy)
@@ -82,15 +86,14 @@ class ExpertBalance:
         """
         if not self._policy.routing.routers:
             return {}
-        parameter = next(self._policy.parameters())
         sums = torch.cat([self._sums, torch.tensor([self._loss], dtype=torch.float64)])
-        sums = sums.to(parameter.device)
+        sums = sums.to(self._device)
         shape = torch.tensor(self._counts.shape if self._counts is not None else (0, 0))
-        shape = shape.to(parameter.device)
+        shape = shape.to(self._device)
         dist.all_reduce(shape, op=dist.ReduceOp.MAX)
         counts = self._counts
         if counts is None:
-            counts = torch.zeros(*shape.tolist(), dtype=torch.float64, device=parameter.device)
+            counts = torch.zeros(*shape.tolist(), dtype=torch.float64, device=self._device)
         dist.all_reduce(counts)
         dist.all_reduce(sums)
         if not counts.sum():

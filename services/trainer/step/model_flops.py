@@ -67,8 +67,8 @@ class ModelFlops:
             (6 if one.requires_grad else 4) * one.numel() * (met if ".experts." in name else 1.0)
             for name, one in policy.named_parameters()
         )
-        heads = text.num_attention_heads
-        width = getattr(text, "head_dim", None) or text.hidden_size // heads
+        heads = getattr(text, "num_attention_heads", 0)  # none in a state-space model
+        width = getattr(text, "head_dim", None) or text.hidden_size // max(1, heads)
         return cls(of_token=per_token, of_pair=12.0 * text.num_hidden_layers * heads * width)
 
     def rows(self, lengths: Iterable[int]) -> float:
@@ -86,4 +86,6 @@ def _share_met(text: Any) -> float:
         ),
         None,
     )
-    return text.num_experts_per_tok / experts if experts else 1.0
+    names = ("num_experts_per_tok", "top_k_experts")
+    chosen = next((value for name in names if (value := getattr(text, name, None))), None)
+    return chosen / experts if experts and chosen else 1.0
