@@ -101,19 +101,20 @@ async def test_long_outputs_and_results_are_compared_beside_the_loop(
 ) -> None:
     outputs = recorded(monkeypatch, trial, "output_is_right")
     results = recorded(monkeypatch, trial, "result_is_right")
+    reports = recorded(monkeypatch, trial, "judge_calls")
     run = {"kind": "code", "tests": [{"stdin": "", "expected": "1"}]}
     call = {"kind": "code", "entry_point": "f", "tests": [{"args": [], "expected": 1}]}
     answers = (
         (f"print('1 ' * {LONG})", run),
-        (f"def f():\n    return '(' * {LONG // 10}", call),
+        (f"def f():\n    return '(' * {LONG}", call | {"limits": {"output_kb": 1024}}),
     )
     for completion, grader in answers:
         job = ScoreJob(job_id="j", completion=completion, grader=CodeGrader.model_validate(grader))
         (score,) = await asyncio.wait_for(scoring.score([job]), 60)
         assert score.reward == 0.0, score
     ours = threading.current_thread()
-    assert (len(outputs), len(results)) == (1, 1)
-    assert ours not in (*outputs, *results)
+    assert (len(outputs), len(results), len(reports)) == (1, 1, 1)
+    assert ours not in (*outputs, *results, *reports)
 
 
 async def test_many_short_results_leave_the_loop_its_turns() -> None:

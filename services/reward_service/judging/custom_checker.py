@@ -64,4 +64,4 @@ async def _run(
     execution = Program(source=source).calls("check", calls, _LIMITS)
     outcome = await worker.run_trusted(replace(execution, wall_s=min(execution.wall_s, wall_s)))
     budget.charge_checker(outcome)
-    return judge_calls(len(calls), outcome, _LIMITS)
+    return await off_loop(len(outcome.report), judge_calls, len(calls), outcome, _LIMITS)

@@ -168,7 +168,9 @@ class Trial:
         execution = self._program.calls(grader.entry_point, texts, grader.limits, as_plain=as_plain)
         (outcome,) = await worker.run(execution, longest_s=self._budget.left_s)
         self._budget.charge(outcome)
-        judged = judge_calls(len(waiting), outcome, grader.limits)
+        judged = await off_loop(
+            len(outcome.report), judge_calls, len(waiting), outcome, grader.limits
+        )
         turns = Turns()
         for number, line in zip(waiting, judged.lines, strict=False):
             await turns.before(len(line))

@@ -148,7 +148,8 @@ class CompilerJail:
             if not confined or "failed" in reply:
                 raise SlotFailed(f"the compiler's jail: {reply.get('failed', text[-200:])}")
             exit_code = reply.get("exit", -signal.SIGKILL)
-            output = _plain_file(work / build.output, build.output_mb << 20)
+            output_bytes = build.output_mb << 20
+            output = await asyncio.to_thread(_plain_file, work / build.output, output_bytes)
             ok = exit_code == 0 and output is not None
             message = "the compiler was stopped at a limit; " if exit_code < 0 else ""
             record = CompileRecord(
