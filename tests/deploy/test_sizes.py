@@ -103,16 +103,22 @@ SYNC_OFF = {
 rank then needs in GiB, and the settings that it comes from."""
 
 
+def _arguments(data: dict[str, Any], name: str) -> dict[str, Any]:
+    """Of an application of a deployment file, to be changed in place."""
+    (found,) = (one["args"] for one in data["applications"] if one["name"] == name)
+    assert isinstance(found, dict)
+    return found
+
+
 @pytest.mark.parametrize("name", SYNC_OFF)
 def test_check_refuses_whole_gradients_on_each_rank_with_the_figure_and_three_ways_out(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     needed, settings = SYNC_OFF[name]
     data = yaml.safe_load(_file(name).read_text())
-    (trainer,) = (one["args"] for one in data["applications"] if one["name"] == "trainer")
+    trainer = _arguments(data, "trainer")
     trainer |= {"gradient_sync": "last_micro_batch", "context_parallel": 1} | settings
-    (rollout,) = (one["args"] for one in data["applications"] if one["name"] == "rollout_server")
-    rollout["max_model_len"] = settings["micro_batch_tokens"]
+    _arguments(data, "rollout_server")["max_model_len"] = settings["micro_batch_tokens"]
     file = tmp_path / name
     file.write_text(yaml.safe_dump(data))
     for figures in ([], ["--figures"]):
@@ -134,7 +140,7 @@ def test_a_row_that_is_longer_than_a_micro_batch_is_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = yaml.safe_load(_file("cluster-32-nodes.yaml").read_text())
-    (trainer,) = (one["args"] for one in data["applications"] if one["name"] == "trainer")
+    trainer = _arguments(data, "trainer")
     trainer |= {"micro_batch_tokens": 16384, "context_parallel": 1}
     file = tmp_path / "long.yaml"
     file.write_text(yaml.safe_dump(data))

@@ -146,7 +146,7 @@ class RankForks:
         with self._listen("forks") as listener:
             script = Path(__file__).with_name("rank_process.py")
             command = [sys.executable, str(script), listener.address]
-            # An engine that ran in this process has left it, and it would have nothing compiled.
+            # An engine in this process may have set it, and ranks that inherit it compile nothing.
             env = {key: one for key, one in os.environ.items() if key != "TORCHDYNAMO_DISABLE"}
             self._process = subprocess.Popen(command, cwd=Path(__file__).parents[2], env=env)
             listener._listener._socket.settimeout(IMPORTED_S)

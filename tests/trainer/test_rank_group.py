@@ -75,6 +75,20 @@ async def test_answers_come_in_rank_order(killed) -> None:
     assert not killed
 
 
+async def test_a_call_that_reaches_only_some_ranks_ends_the_group(killed) -> None:
+    def part(rank: int) -> int:
+        if rank == 1:
+            raise MemoryError("the object store is full")
+        return rank
+
+    waiting: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    group = group_of(lambda _: waiting, lambda _: waiting)
+    with pytest.raises(MemoryError):
+        await group.call("train", rank_group.EachRank(part))
+    assert group.lost.is_set()
+    assert len(killed) == 2
+
+
 async def test_input_that_all_ranks_refuse_leaves_them_alive(killed) -> None:
     group = group_of(refuse, refuse)
     with pytest.raises(InvalidInput):
