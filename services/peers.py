@@ -138,9 +138,10 @@ class RemoteService:
             # with the result, such as the error of a peer that has just died.
             async with asyncio.timeout(timeout_s):
                 return await getattr(self._handle, method).remote(*args)
-        except TimeoutError as error:  # its own, without a limit here
-            limit = f"no answer in {timeout_s:g} s" if timeout_s is not None else str(error)
-            raise NotReady(f"{self._name}.{method}: {limit}") from None
+        except TimeoutError as error:
+            # Without a limit of ours it is one of Ray's.
+            why = str(error) if timeout_s is None else f"no answer in {timeout_s:g} s"
+            raise NotReady(f"{self._name}.{method}: {why}") from None
         except RayTaskError as error:
             raise error.cause from None
         except RayActorError as error:

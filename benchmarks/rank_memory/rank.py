@@ -88,7 +88,7 @@ def count(
         for _ in range(STEPS):
             held = counter.now[NAME]
             counter.restart()
-            balance = ExpertBalance(policy, algorithm.router_aux_loss_coef)
+            balance = ExpertBalance(policy, algorithm.router_aux_loss_coef, torch.device(NAME))
             _step(policy, optimizer, auxiliary, balance, collated)
         return Counted(
             held=held,

@@ -79,7 +79,8 @@ class Routing:
         experts, sigmoid = logits.shape[-1], hasattr(router, SIGMOID)
         logits, chosen = logits.view(-1, experts), chosen.view(-1, chosen.shape[-1])
         if watch.keep:
-            # As they are: whatever were computed here with a gradient, a recomputation would miss.
+            # Only kept, not computed with: no pass is watched while activations are recomputed,
+            # so that what an operation here saved for its gradient would be missing then.
             watch.logits.append((logits, sigmoid))
         with torch.no_grad():
             if watch.places is not None:

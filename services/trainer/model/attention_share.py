@@ -2,7 +2,7 @@
 
 from typing import Any
 
-_EXPERTS = ".experts."
+from services.trainer.experts.share import share_met
 
 
 def attention_share(causal: Any) -> float:
@@ -18,12 +18,9 @@ def attention_share(causal: Any) -> float:
     config = causal.config.get_text_config()
     embedding = causal.get_input_embeddings().weight
     tied = embedding is causal.get_output_embeddings().weight
-    chosen = getattr(config, "num_experts_per_tok", None) or 0
-    experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
     multiplied = 0.0 if tied else -float(embedding.numel())
     for name, parameter in causal.named_parameters():
-        used = chosen / experts if experts and _EXPERTS in name else 1.0
-        multiplied += parameter.numel() * used
+        multiplied += parameter.numel() * share_met(config, name)
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
     heads = getattr(config, "num_attention_heads", 0)
     size = getattr(config, "head_dim", None) or config.hidden_size // max(heads, 1)

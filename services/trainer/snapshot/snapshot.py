@@ -142,7 +142,7 @@ class WeightExporter:
         copied = []
         for shard in shards:
             copied.append(shard.reshape(-1).to("cpu", dtype))
-            HEARTBEAT.mark()  # a large model takes longer than a rank may be quiet
+            HEARTBEAT.mark()  # the whole of a large model takes longer than progress_timeout_s
         ends = list(accumulate((shard.numel() * dtype.itemsize for shard in copied), initial=0))
         buffer = self._pool.take(ends[-1])
         torch.cat(copied, out=buffer.bytes.view(dtype))

@@ -27,22 +27,21 @@ def check_balance(policy: Policy, coefficient: float) -> None:
 class ExpertBalance:
     """The routers' choices over the policy's passes of a train step, on this rank."""
 
-    def __init__(self, policy: Policy, coefficient: float) -> None:
+    def __init__(self, policy: Policy, coefficient: float, device: torch.device) -> None:
+        # Of the passes, which with `offload: all` is not that of the parameters: all ranks must
+        # add up on the same device, since that decides which backend a collective runs on.
+        self._device = device
         self._policy, self._coefficient = policy, coefficient
         self._counts: Tensor | None = None
-        self._sums = torch.zeros(2, dtype=torch.float64)  # entropy and tokens, over routers
-        self._loss = 0.0
+        # Entropy and tokens, over routers, and the loss.
+        self._sums = torch.zeros(3, dtype=torch.float64, device=device)
         self._last: Watch | None = None
-        # Of the passes: shards that wait in host memory are elsewhere, and a collective of a
-        # tensor on another device would be one of another library.
-        self._device = torch.device("cpu")
 
     def score(
         self, micro: MicroBatch, temperature: float, entropy: Entropy
     ) -> tuple[Tensor, Tensor]:
         """Logprobs and entropies of the policy, with its routers counted."""
         scored: tuple[Tensor, Tensor]
-        self._device = micro.input_ids.device
         routing, places = self._policy.routing, None
         if not routing.routers:
             scored = self._policy(micro, temperature, entropy)
@@ -55,7 +54,7 @@ class ExpertBalance:
         if micro.weight.any():
             counts = torch.stack(watch.counts).double()
             self._counts = counts if self._counts is None else self._counts + counts
-            self._sums[0] += torch.stack(watch.entropies).sum().cpu()
+            self._sums[0] += torch.stack(watch.entropies).sum()
             self._sums[1] += sum(watch.tokens)
         return scored
 
@@ -75,7 +74,7 @@ class ExpertBalance:
         share = float(micro.weight.sum()) / tokens / self._policy.context_group.size
         loss = self._last.balance_loss()
         self._last = None
-        self._loss += share * float(loss.detach())
+        self._sums[2] += share * loss.detach()
         return self._coefficient * share * dist.get_world_size() * loss
 
     def reduce(self, minibatches: int) -> dict[str, float]:
@@ -86,8 +85,6 @@ class ExpertBalance:
         """
         if not self._policy.routing.routers:
             return {}
-        sums = torch.cat([self._sums, torch.tensor([self._loss], dtype=torch.float64)])
-        sums = sums.to(self._device)
         shape = torch.tensor(self._counts.shape if self._counts is not None else (0, 0))
         shape = shape.to(self._device)
         dist.all_reduce(shape, op=dist.ReduceOp.MAX)
@@ -95,6 +92,7 @@ class ExpertBalance:
         if counts is None:
             counts = torch.zeros(*shape.tolist(), dtype=torch.float64, device=self._device)
         dist.all_reduce(counts)
+        sums = self._sums.clone()
         dist.all_reduce(sums)
         if not counts.sum():
             return {}

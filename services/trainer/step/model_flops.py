@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import torch
 
 from services.trainer.config import TrainerConfig
+from services.trainer.experts.share import share_met
 from services.trainer.model.model import Policy
 
 PEAK_TFLOPS = {
@@ -62,9 +63,8 @@ class ModelFlops:
     def of(cls, policy: Policy) -> Self:
         """Of a sharded policy."""
         text = policy.causal.config.get_text_config()
-        met = _share_met(text)
         per_token = sum(
-            (6 if one.requires_grad else 4) * one.numel() * (met if ".experts." in name else 1.0)
+            (6 if one.requires_grad else 4) * one.numel() * share_met(text, name)
             for name, one in policy.named_parameters()
         )
         heads = getattr(text, "num_attention_heads", 0)  # none in a state-space model
@@ -74,18 +74,3 @@ class ModelFlops:
     def rows(self, lengths: Iterable[int]) -> float:
         """Of rows with so many tokens each."""
         return float(sum(n * (self.of_token + self.of_pair * n) for n in map(int, lengths)))
-
-
-def _share_met(text: Any) -> float:
-    """Share of the experts that a token meets; 1 without any."""
-    experts = next(
-        (
-            value
-            for name in ("num_experts", "num_local_experts", "n_routed_experts")
-            if (value := getattr(text, name, None))
-        ),
-        None,
-    )
-    names = ("num_experts_per_tok", "top_k_experts")
-    chosen = next((value for name in names if (value := getattr(text, name, None))), None)
-    return chosen / experts if experts and chosen else 1.0

@@ -91,7 +91,7 @@ class TrainStep:
         self._context_group, self._world_size = policy.context_group, dist.get_world_size()
         self._clock = {"forward_backward": 0.0, "optimizer": 0.0}
         self._diagnostics, self._values = StepDiagnostics(device), CriticDiagnostics(device)
-        self._balance = ExpertBalance(policy, run.algorithm.router_aux_loss_coef)
+        self._balance = ExpertBalance(policy, run.algorithm.router_aux_loss_coef, device)
         self._updates = _Updates()
         self._model_flops, self._flops = ModelFlops.of(policy), 0.0
         self._detailed: frozenset[int] = frozenset()
