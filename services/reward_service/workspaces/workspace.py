@@ -180,6 +180,7 @@ class Workspace:
 
         Raises:
             InvalidInput: a cell fails now.
+            WorkspaceFault: the interpreter died after a cell, and its variables with it.
         """
         await self.unpack(".", archive, "tar")
         for number, cell in enumerate(cells, 1):
@@ -188,6 +189,8 @@ class Workspace:
                 said = (result.traceback or result.status).strip().splitlines()[-1]
                 fix = f"Its cell {number} failed when it was run again: {said}."
                 raise InvalidInput("snapshot", cell.code[:80], fix)
+            if result.interpreter_restarted:
+                raise WorkspaceFault(f"The interpreter died after cell {number} ran again.")
         if cells:
             await self.remove(".")
             await self.unpack(".", archive, "tar")

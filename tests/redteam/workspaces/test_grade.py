@@ -58,7 +58,8 @@ async def test_no_attack_in_a_workspace_earns_anything_or_has_no_verdict(
     tests = [
         _test([part.replace("NAME", f"a{number}") for part in argv]) for number in range(len(names))
     ]
-    tests.append(_test(["python3", "{tests}/f7.py", "right"]))
+    # A busy machine may take seconds to start a right answer; only the attacks need a short limit.
+    tests.append({**_test(["python3", "{tests}/f7.py", "right"]), "wall_s": 60.0})
     how = {"tests": tests, "files": CHECKS, "policy": "fraction"}
     grading = Grading(workspaces, FakeReward(), WorkspacesConfig())
     score = await grading.grade(workspace, GradeWorkspace.model_validate(how))

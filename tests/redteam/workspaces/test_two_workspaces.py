@@ -30,7 +30,7 @@ class Neighbour:
     def __init__(self, workspace: Workspace) -> None:
         self.workspace = workspace
         self._ready = asyncio.Event()
-        call = ExecCall(argv=["python3", "-c", NEIGHBOUR, NEIGHBOUR_SECRET], wall_s=120)
+        call = ExecCall(argv=["python3", "-c", NEIGHBOUR, NEIGHBOUR_SECRET], wall_s=3600)
         self._call = asyncio.create_task(workspace.exec(call, self._on_output))
 
     def _on_output(self, stream: str, data: bytes) -> None:
@@ -44,6 +44,9 @@ class Neighbour:
         await asyncio.wait([ready, self._call], timeout=READY_S, return_when=first)
         ready.cancel()
         assert self._ready.is_set(), self._call
+
+    def __repr__(self) -> str:
+        return f"Neighbour({self._call})"
 
     @property
     def runs(self) -> bool:
@@ -103,7 +106,7 @@ async def test_a_workspace_harms_neither_its_neighbour_nor_the_service(
         assert GOT_THROUGH not in done.stdout, (name, done)
         cell = await attacker.python(PythonCall(code=code, wall_s=10, cpu_s=5, restart=True))
         assert GOT_THROUGH not in cell.stdout, (name, cell)
-        assert neighbour.runs, name
+        assert neighbour.runs, (name, neighbour)
     again = await attacker.python(PythonCall(code="6 * 7", restart=True))
     assert again.result == "42"
     await _unharmed(neighbour)

@@ -1,6 +1,7 @@
 """Real workspaces of both tiers, and an account of what a service holds for them."""
 
 import os
+import signal
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from services.protocol.errors import InvalidInput
 from services.protocol.reward.workspaces import OpenWorkspace
 from services.reward_service.workspaces.config import WorkspacesConfig
 from services.reward_service.workspaces.jails import processes, side_thread
+from services.reward_service.workspaces.jails.workspace_jail import WorkspaceJail
 from services.reward_service.workspaces.workspace import Workspace
 from services.reward_service.workspaces.workspaces import Workspaces
 
@@ -98,3 +100,17 @@ def processes_of(names: list[str]) -> set[int]:
 def running(workspace: Workspace) -> list[int]:
     """Processes of a workspace, its first one left out."""
     return processes.descendants(workspace.jail.agent)
+
+
+def end_call_and_interpreter(
+    jail: WorkspaceJail, end_call: Callable[[str], None], how: str
+) -> None:
+    """End a call whose interpreter has reported, and kill that before the agent looks at it."""
+    (interpreter,) = processes.descendants(jail.agent)
+    os.kill(jail.agent, signal.SIGSTOP)  # so that it hears of the report and the death at once
+    end_call(how)
+    handle = os.pidfd_open(interpreter)
+    os.kill(interpreter, signal.SIGKILL)
+    assert processes.has_ended(handle, 60)
+    os.close(handle)
+    os.kill(jail.agent, signal.SIGCONT)

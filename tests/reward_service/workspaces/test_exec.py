@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import time
 
 import pytest
 
@@ -142,18 +143,19 @@ async def test_a_cell_goes_on_with_what_it_started_and_nothing_runs_meanwhile(
 ) -> None:
     code = (
         "import subprocess, threading, time\n"
-        "count = 0\n"
+        "times = []\n"
         "def work():\n"
-        "    global count\n"
         "    while True:\n"
-        "        count += 1\n"
+        "        times.append(time.monotonic())\n"
         "        time.sleep(0.001)\n"
         "threading.Thread(target=work, daemon=True).start()\n"
         "child = subprocess.Popen(['sleep', '1000'])\n"
     )
     assert (await workspace.python(PythonCall(code=code))).status == "ok"
-    first = int((await workspace.python(PythonCall(code="count"))).result or -1)
+    ended = time.monotonic()
     await asyncio.sleep(0.3)  # the subject itself: time passes, and nothing runs
-    second = int((await workspace.python(PythonCall(code="count"))).result or -1)
-    assert second - first < 50
+    begun = time.monotonic()
+    meanwhile = f"[one for one in times if {ended} < one < {begun}]"
+    cell = PythonCall(code=f"time.sleep(0.1)\n{meanwhile}, times[-1] > {begun}")
+    assert (await workspace.python(cell)).result == "([], True)"
     assert (await workspace.python(PythonCall(code="child.poll()"))).result is None

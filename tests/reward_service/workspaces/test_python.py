@@ -4,13 +4,13 @@ import asyncio
 import base64
 import os
 import signal
+from functools import partial
 
 import pytest
 
 from services.protocol.reward.workspaces import CallResult, ExecCall, PythonCall
-from services.reward_service.workspaces.jails.processes import has_ended
 from services.reward_service.workspaces.workspace import Workspace
-from tests.reward_service.workspaces.conftest import running
+from tests.reward_service.workspaces.conftest import end_call_and_interpreter, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -140,18 +140,7 @@ async def test_an_interpreter_that_dies_right_after_its_report_has_its_result(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await cell(workspace, "x = 1")
-    (interpreter,) = running(workspace)
-    agent, end_call = workspace.jail.agent, workspace.jail.end_call
-
-    def dies(how: str) -> None:
-        os.kill(agent, signal.SIGSTOP)  # so that it hears of the report and the death at once
-        end_call(how)
-        handle = os.pidfd_open(interpreter)
-        os.kill(interpreter, signal.SIGKILL)
-        assert has_ended(handle, 60)
-        os.close(handle)
-        os.kill(agent, signal.SIGCONT)
-
+    dies = partial(end_call_and_interpreter, workspace.jail, workspace.jail.end_call)
     monkeypatch.setattr(workspace.jail, "end_call", dies)
     result = await cell(workspace, "x + 1")
     assert (result.status, result.result, result.exit_code) == ("ok", "2", None)

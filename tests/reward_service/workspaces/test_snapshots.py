@@ -1,17 +1,24 @@
 """Snapshots and forks: the files and the variables of a workspace in others."""
 
 import asyncio
+from functools import partial
 
 import pytest
 
 from services.protocol.errors import InvalidInput
 from services.protocol.reward.workspaces import ExecCall, OpenWorkspace, PythonCall
-from services.reward_service.workspaces.errors import QuotaFull, UnknownSnapshot
+from services.reward_service.workspaces.errors import QuotaFull, UnknownSnapshot, WorkspaceFault
+from services.reward_service.workspaces.jails.workspace_jail import WorkspaceJail
 from services.reward_service.workspaces.running import programs
 from services.reward_service.workspaces.snapshot import Snapshots
 from services.reward_service.workspaces.workspace import Workspace
 from services.reward_service.workspaces.workspaces import Workspaces
-from tests.reward_service.workspaces.conftest import OWNER, Opener, start_workspaces
+from tests.reward_service.workspaces.conftest import (
+    OWNER,
+    Opener,
+    end_call_and_interpreter,
+    start_workspaces,
+)
 
 ON_ONE_LOOP = pytest.mark.asyncio(loop_scope="session")
 
@@ -76,6 +83,26 @@ async def test_a_cell_that_fails_when_it_is_run_again_is_named(
     with pytest.raises(InvalidInput, match="cell 1 failed when it was run again: FileExistsError"):
         await workspaces.open(OpenWorkspace(snapshot=snapshot.id), owner=OWNER)
     workspaces.drop_snapshot(snapshot.id, owner=OWNER)
+
+
+@ON_ONE_LOOP
+async def test_no_workspace_is_opened_without_the_variables_that_it_should_begin_with(
+    workspaces: Workspaces, opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace = await opened()
+    await cell(workspace, "x = 1")
+    end_call = WorkspaceJail.end_call
+
+    def dies(jail: WorkspaceJail, how: str) -> None:
+        end_call_and_interpreter(jail, partial(end_call, jail), how)
+
+    monkeypatch.setattr(WorkspaceJail, "end_call", dies)
+    with pytest.raises(WorkspaceFault, match="interpreter died after cell 1"):
+        await workspaces.fork(workspace, 1)
+    monkeypatch.undo()
+    (fork,) = await workspaces.fork(workspace, 1)
+    assert await cell(fork, "x") == "1"
+    await fork.close("closed")
 
 
 @ON_ONE_LOOP
