@@ -1,6 +1,7 @@
 """How long the orchestrator waits for the trainer, in virtual time."""
 
 import asyncio
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +23,7 @@ class Trainer:
     def __init__(self) -> None:
         self.ready, self.progress, self.failed_starts = True, RankProgress(phase="loading"), 0
         self.gone = False
-        self.start_s = 0.0
+        self.start_s, self.starts, self.losses = 0.0, 0, 0
         self.began = asyncio.get_running_loop().time()
 
     async def state(self) -> TrainerState:
@@ -40,7 +41,10 @@ class Trainer:
         )
 
     async def start_run(self, start: Any) -> TrainerState:
+        self.starts += 1
         await asyncio.sleep(self.start_s)
+        if self.starts <= self.losses:
+            raise NotReady("a rank was lost")
         return await self.state()
 
 
@@ -104,3 +108,21 @@ def test_a_trainer_that_fails_to_start_again_and_again_is_given_up() -> None:
         return asyncio.get_running_loop().time()
 
     assert 300 < run_virtually(work) < 320
+
+
+def test_a_start_that_fails_after_hours_of_work_is_tried_again_a_few_times() -> None:
+    async def work(losses: int) -> int:
+        trainer = Trainer()
+        trainer.start_s, trainer.losses = 2 * HOURS, losses
+        context = context_of(trainer)
+        allowed = context.config.recoveries_in_row
+        if losses <= allowed:
+            assert (await start_trainer(context)).ready
+        else:
+            with pytest.raises(NotReady, match="no progress for 300 s: a rank was lost"):
+                await start_trainer(context)
+        return trainer.starts
+
+    allowed = OrchestratorConfig().recoveries_in_row
+    assert run_virtually(partial(work, allowed)) == allowed + 1
+    assert run_virtually(partial(work, allowed + 9)) == allowed + 2

@@ -59,7 +59,7 @@ async def start_trainer(context: RunContext) -> TrainerState:
             doing = f": {state.progress}" if state.progress else ""
             raise NotReady(f"its ranks are not all up{doing}")
         try:
-            return await watched(context, trainer.start_run(start))
+            return await watched(context, trainer.start_run(start), deadline.worked)
         except NotReady:
             deadline.failed()
             raise

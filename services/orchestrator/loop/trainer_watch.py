@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from services.orchestrator.core.context import RunContext
@@ -15,11 +15,18 @@ LOOK_S = 5.0
 T = TypeVar("T")
 
 
-async def watched(context: RunContext, call: Coroutine[Any, Any, T]) -> T:
+async def watched(
+    context: RunContext, call: Coroutine[Any, Any, T], worked: Callable[[], None] = lambda: None
+) -> T:
     """The trainer's answer, however long it takes; the run's detail says what the trainer does.
 
     The trainer ends a call whose ranks hang by itself. What is watched for here is a trainer
     that is silent, or knows nothing of the call.
+
+    Args:
+        context: of the run.
+        call: of the trainer.
+        worked: called at each sign of work.
 
     Raises:
         NotReady: its state has shown no work for `trainer_timeout_s`.
@@ -32,6 +39,7 @@ async def watched(context: RunContext, call: Coroutine[Any, Any, T]) -> T:
             work = await _work(context)
             if work is not None:
                 heard_at = time.monotonic()
+                worked()
                 if progress.detail == shown:  # else somebody has more to say
                     progress.detail = shown = f"{detail}: {work}"
             elif time.monotonic() - heard_at > limit_s:
@@ -59,12 +67,18 @@ class StartDeadline:
     def __init__(self, context: RunContext) -> None:
         self._timeout_s = context.config.trainer_timeout_s
         self._failures_allowed = context.config.recoveries_in_row
-        self._failures, self._heard_at = 0, time.monotonic()
+        self._failures = self._failed_starts = 0
+        self._heard_at = time.monotonic()
 
     def heard(self, state: TrainerState) -> None:
         """The trainer has told its state."""
-        works = state.ready or state.progress is not None
-        if works and self._failures + state.failed_starts <= self._failures_allowed:
+        self._failed_starts = state.failed_starts
+        if state.ready or state.progress is not None:
+            self.worked()
+
+    def worked(self) -> None:
+        """The trainer has shown work."""
+        if self._failures + self._failed_starts <= self._failures_allowed:
             self._heard_at = time.monotonic()
 
     def failed(self) -> None:
