@@ -164,6 +164,8 @@ class TrainerState:
         parameters: parameters of the model.
         checkpoint_bytes: of one checkpoint, None where that is not known.
         checkpoints_kept: at a time, besides the one that is being written.
+        longest_row: tokens of the longest prompt and answer together that the model can be trained
+            with, None without a limit.
         frontier: where the ledger was at the checkpoint that was loaded, None without one.
         refused_checkpoints: newer ones that could not be loaded, each with the reason.
         progress: of the slowest rank at work, None while the trainer has nothing to do.
@@ -178,6 +180,7 @@ class TrainerState:
     parameters: int
     checkpoint_bytes: int | None = None
     checkpoints_kept: int | None = None
+    longest_row: int | None = None
     frontier: LedgerFrontier | None = None
     refused_checkpoints: tuple[str, ...] = ()
     progress: RankProgress | None = None

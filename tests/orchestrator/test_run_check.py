@@ -64,6 +64,23 @@ async def test_what_cannot_go_well_is_refused_at_a_real_start(
         assert not cluster.run_root.exists()
 
 
+async def test_rows_that_engines_and_trainer_would_score_apart_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world(tmp_path) as cluster:
+        state, longest = cluster.trainer.state, 4095
+
+        async def of_a_model_with_longrope():
+            return replace(await state(), longest_row=longest)
+
+        monkeypatch.setattr(cluster.trainer, "state", of_a_model_with_longrope)
+        with pytest.raises(InvalidInput, match=r"max_model_len.*4096.*max_model_len to 4095"):
+            await run_to_end(cluster, cluster.run_config(steps=1))
+        longest = 4096
+        status = await run_to_end(cluster, cluster.run_config(steps=1))
+        assert status.state is RunState.FINISHED
+
+
 async def test_what_a_service_says_only_later_is_refused_before_the_first_rollout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,7 @@ from tests.trainer.conftest import VOCABULARY
 from tests.trainer.shared_rows import kept_bytes, learn, learn_together, make_policy
 from tests.trainer.test_algorithms_over_ranks import CHOICES, spoilt
 from tests.trainer.test_learner import assert_same_weights, run_steps
+from tests.trainer.test_packing import MOVING, SIZES
 
 HEADS: dict[str, Any] = {
     "vocab_size": 61,
@@ -38,7 +39,9 @@ HEADS: dict[str, Any] = {
 MODELS: dict[str, Any] = {
     "two heads a key": Qwen3Config(**HEADS),
     "one key for all": LlamaConfig(**HEADS | {"num_key_value_heads": 1}),
-    "a key a head": LlamaConfig(**HEADS | {"num_key_value_heads": 4}),
+    "a key a head, and frequencies that change beyond 70 tokens": Phi3Config(
+        **SIZES | MOVING | {"num_key_value_heads": 4}
+    ),
     "keys that ranks do not divide": Qwen3Config(
         **HEADS | {"num_attention_heads": 12, "num_key_value_heads": 3}
     ),
@@ -222,9 +225,4 @@ def test_models_that_cannot_share_rows_are_refused(rank_groups, tmp_path) -> Non
     config = TrainerConfig(model="m", world_size=24, context_parallel=8)
     with pytest.raises(InvalidInput, match=r"context_parallel.*12 attention heads.*1, 2, 3, 4, 6"):
         check_context_parallel(config, LlamaConfig(hidden_size=48, num_attention_heads=12))
-    rope = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
-    sizes = {"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 8}
-    moving = Phi3Config(**sizes, rope_parameters=rope | {"rope_theta": 1e4, "factor": 2.0})
-    with pytest.raises(InvalidInput, match=r"context_parallel.*'longrope'"):
-        check_context_parallel(config, moving)
     check_context_parallel(config, LlamaConfig(num_attention_heads=16))

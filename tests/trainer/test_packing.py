@@ -1,6 +1,7 @@
 """Rows packed into one sequence score as each does alone, and what cannot be packed says so."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,10 +14,12 @@ from transformers import (
     GPT2Config,
     LlamaConfig,
     MistralConfig,
+    Phi3Config,
     Qwen3Config,
 )
 
 from services.protocol.errors import InvalidInput
+from services.trainer.batch.longest_row import longest_row
 from services.trainer.batch.packing import PackedRows
 from services.trainer.model.model_check import remove_randomness
 from services.trainer.model.packed_attention import PACKED, packed_hidden
@@ -31,6 +34,18 @@ SIZES: dict[str, Any] = {
     "initializer_range": 0.2,  # large enough that what is seen matters
 }
 HEADS = SIZES | {"head_dim": 8}
+LONGEST = 70
+MOVING: dict[str, Any] = {
+    "pad_token_id": 0,
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "factor": 2.0,
+        "short_factor": [1.0] * 4,
+        "long_factor": [4.0] * 4,
+    },
+    "original_max_position_embeddings": LONGEST,
+}
 PACKABLE: dict[str, Any] = {
     "qwen3": Qwen3Config(**HEADS),
     "llama": LlamaConfig(**SIZES),
@@ -38,6 +53,7 @@ PACKABLE: dict[str, Any] = {
     "some layers sliding": Gemma3TextConfig(
         **HEADS, sliding_window=9, layer_types=["sliding_attention", "full_attention"]
     ),
+    "frequencies that change beyond the longest row": Phi3Config(**SIZES | MOVING),
     "absolute positions": GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4),
 }
 LENGTHS = (50, 44, 20, 17, 9, 1)  # two groups, uneven within each
@@ -110,3 +126,45 @@ def test_asking_for_packing_where_it_cannot_be_is_refused(rank_groups, tmp_path)
     build(Gemma2Config(**HEADS)).save_pretrained(tmp_path)
     with pytest.raises(InvalidInput, match=r"trainer\.packing.*softcap.*off"):
         rank_groups[1].load(tmp_path, packing="on")
+
+
+def test_the_longest_row_is_the_last_that_leaves_other_rows_alone() -> None:
+    causal = build(Phi3Config(**SIZES | MOVING))
+    longest = longest_row(causal.config)
+    assert longest == LONGEST
+    short, causal.config._attn_implementation = torch.arange(9), PACKED
+
+    def beside(length: int) -> Tensor:
+        rows = [torch.arange(length) % 61, short]
+        with torch.no_grad():
+            states = packed_hidden(causal, torch.cat(rows), PackedRows.of([length, 9]))
+        return states[length:]
+
+    torch.testing.assert_close(beside(longest), beside(1))
+    assert (beside(longest + 1) - beside(1)).abs().max() > 0.01
+
+
+@pytest.mark.parametrize(
+    ("rope", "longest"),
+    [
+        (None, None),
+        ({"rope_type": "yarn", "factor": 4.0}, None),
+        ({"rope_type": "dynamic", "factor": 2.0}, 2048),
+        ({"full_attention": {"rope_type": "default"}}, None),
+        (
+            {
+                "full_attention": {"rope_type": "dynamic", "factor": 2.0},
+                "sliding_attention": {
+                    "rope_type": "longrope",
+                    "original_max_position_embeddings": 512,
+                },
+            },
+            512,
+        ),
+    ],
+)
+def test_frequencies_that_follow_the_largest_position_bound_the_rows(
+    rope: dict[str, Any] | None, longest: int | None
+) -> None:
+    config = SimpleNamespace(rope_parameters=rope, max_position_embeddings=2048)
+    assert longest_row(config) == longest

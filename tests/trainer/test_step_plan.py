@@ -3,6 +3,7 @@
 import pickle
 import random
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -217,6 +218,20 @@ def test_a_prompt_without_tokens_is_refused_with_its_group(make_trajectory) -> N
     group = _group([make_trajectory([1], [2]), make_trajectory([], [3])])
     with pytest.raises(InvalidInput, match=r"groups\[0\].*empty prompt"):
         planned(AlgorithmConfig(), group)
+
+
+def test_a_row_beyond_the_models_longest_is_refused_with_its_group(make_trajectory) -> None:
+    batch = GroupBatch(
+        run_id="run", step=1, groups=(_group([make_trajectory([1] * n, [2]) for n in (3, 4)]),)
+    ).built
+    for longest in (4, 5):
+        limits = PassLimits(world_size=2, max_tokens=64, longest_row=longest)
+        plan = partial(plan_step, batch, AlgorithmConfig(), seed="", limits=limits, vocabulary=9)
+        if longest == 5:
+            assert len(plan().chosen) == 2
+        else:
+            with pytest.raises(InvalidInput, match=r"groups\[0\].*5 tokens.*max_model_len"):
+                plan()
 
 
 def test_arrays_that_disagree_are_no_rows() -> None:

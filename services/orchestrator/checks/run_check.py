@@ -39,6 +39,7 @@ class DeploymentFacts:
         ranks: of the trainer.
         checkpoint_bytes: of one checkpoint.
         checkpoints_kept: number of checkpoints besides the one being written.
+        longest_row: longest prompt and answer together that the model can be trained with, tokens.
     """
 
     environments: bool | None = None
@@ -50,6 +51,7 @@ class DeploymentFacts:
     ranks: int | None = None
     checkpoint_bytes: int | None = None
     checkpoints_kept: int | None = None
+    longest_row: int | None = None
 
 
 async def deployment_facts(
@@ -76,6 +78,7 @@ async def deployment_facts(
         # The checkpoints of a resumed run are on disk already, and replace each other.
         checkpoint_bytes=state.checkpoint_bytes if state and not resumed else None,
         checkpoints_kept=state.checkpoints_kept if state else None,
+        longest_row=state.longest_row if state else None,
     )
 
 
@@ -179,6 +182,13 @@ def _of_orchestrator(run: RunConfig, facts: DeploymentFacts) -> Iterator[Invalid
 
 
 def _of_trainer(run: RunConfig, facts: DeploymentFacts) -> Iterator[InvalidInput]:
+    together, longest = facts.max_model_len, facts.longest_row
+    if together is not None and longest is not None and together > longest:
+        fix = (
+            f"The model's rotary frequencies change beyond {longest} tokens, otherwise for the "
+            f"engines than for the trainer: set the rollout servers' max_model_len to {longest}."
+        )
+        yield InvalidInput("max_model_len", together, fix)
     each = trajectories(run) // run.algorithm.minibatches
     if facts.ranks is not None and 0 < each < facts.ranks:
         fix = (
@@ -189,10 +199,10 @@ def _of_trainer(run: RunConfig, facts: DeploymentFacts) -> Iterator[InvalidInput
     size, kept = facts.checkpoint_bytes, facts.checkpoints_kept
     if size is None or kept is None:
         return
-    together, free = size * (kept + 1), free_bytes(run.run_root)  # and one being written
-    if together > free:
+    needed, free = size * (kept + 1), free_bytes(run.run_root)  # and one being written
+    if needed > free:
         fix = (
-            f"{kept + 1} checkpoints take {together / _GB:.1f} GB and {free / _GB:.1f} GB are "
+            f"{kept + 1} checkpoints take {needed / _GB:.1f} GB and {free / _GB:.1f} GB are "
             "free: another folder."
         )
         yield InvalidInput("run_root", run.run_root, fix)

@@ -22,12 +22,14 @@ class PassLimits:
         max_tokens: of one micro-batch; a longer row stands alone.
         padded: rows are padded to the longest of their micro-batch.
         attention: see `row_cost`.
+        longest_row: tokens of the longest row that can be trained; None without a limit.
     """
 
     world_size: int
     max_tokens: int
     padded: bool = False
     attention: float = 0.0
+    longest_row: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

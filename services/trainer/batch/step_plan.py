@@ -120,9 +120,9 @@ def plan_step(
 
     Raises:
         InvalidInput: a token id that the model does not have, a group too small to have
-            a baseline, or a trajectory without a prompt.
+            a baseline, a trajectory without a prompt, or one that is too long for the model.
     """
-    _check(batch, algorithm, vocabulary)
+    _check(batch, algorithm, limits.longest_row, vocabulary)
     tokens = batch.rows.trained()
     if algorithm.mask_truncated:
         tokens = np.where(batch.truncated, 0, tokens)
@@ -185,7 +185,9 @@ def _shaped(batch: TrainBatch, algorithm: AlgorithmConfig) -> NDArray[np.float64
     return batch.rewards + np.array([overlong_penalty(one, limit, buffer) for one in lengths])
 
 
-def _check(batch: TrainBatch, algorithm: AlgorithmConfig, vocabulary: int) -> None:
+def _check(
+    batch: TrainBatch, algorithm: AlgorithmConfig, longest: int | None, vocabulary: int
+) -> None:
     def field(place: Any) -> str:
         return f"batch.groups[{_members(batch)[0][place]}]"
 
@@ -198,6 +200,13 @@ def _check(batch: TrainBatch, algorithm: AlgorithmConfig, vocabulary: int) -> No
     empty = np.flatnonzero(rows.prompt == 0)
     if len(empty):
         raise InvalidInput(field(empty[0]), "an empty prompt", "A prompt needs at least one token.")
+    long = np.flatnonzero(rows.lengths > (longest or np.inf))
+    if len(long):
+        fix = (
+            f"The model's rotary frequencies change beyond {longest} tokens: set the servers' "
+            "max_model_len to at most that."
+        )
+        raise InvalidInput(field(long[0]), f"{rows.lengths[long[0]]} tokens", fix)
     for place in _extremes(rows):
         token = int(rows.ids[place])
         if not 0 <= token < vocabulary:

@@ -79,6 +79,7 @@ class TrainerService:
         self._unsettled = False  # the ranks may be ahead of the published version
         self._profile: ProfileRequest | None = None  # that ranks are to be told of
         self._parameters = 0
+        self._longest_row: int | None = None
         self._peak_flops: float | None = None
 
     async def open(self) -> None:
@@ -118,6 +119,7 @@ class TrainerService:
             parameters=self._parameters,
             checkpoint_bytes=None if self._config.lora else checkpoint_bytes(self._parameters),
             checkpoints_kept=self._config.checkpoints_kept,
+            longest_row=self._longest_row,
             frontier=run.loaded.frontier if run else None,
             refused_checkpoints=run.loaded.refused if run else (),
             progress=self._progress.slowest or self._beside_ranks(),
@@ -283,6 +285,7 @@ class TrainerService:
         self._publisher.follow(group.name)
         self._restored = None
         self._parameters = group.model.parameters
+        self._longest_row = group.model.limits.longest_row
         self._peak_flops = group.model.peak_flops
         self._first_publish = self._own(self._publish_first())
 

@@ -19,9 +19,6 @@ from services.trainer.config import TrainerConfig
 
 FIELD = "trainer.context_parallel"
 
-_MOVING_ROPE = ("dynamic", "longrope")
-"""Rotary embeddings whose frequencies follow the largest position that a pass computes."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class ContextGroup:
@@ -171,8 +168,7 @@ def check_context_parallel(config: TrainerConfig, text: Any) -> None:
         text: transformers' configuration of the language model.
 
     Raises:
-        InvalidInput: C does not divide the attention heads, or positions are embedded by what
-            else a pass computes.
+        InvalidInput: C does not divide the attention heads.
     """
     size = config.context_parallel
     if size == 1:
@@ -185,19 +181,3 @@ def check_context_parallel(config: TrainerConfig, text: Any) -> None:
         fits = ", ".join(str(one) for one in range(1, common + 1) if common % one == 0)
         fix = f"It must divide the model's {heads} attention heads; these do: {fits}."
         raise InvalidInput(FIELD, size, fix)
-    kinds = _rope_types(getattr(text, "rope_parameters", None))
-    for kind in _MOVING_ROPE:
-        if kind in kinds:
-            fix = (
-                f"The model's rotary embedding is {kind!r}: its frequencies depend on the largest "
-                "position of a pass, which slices do not share. Choose 1."
-            )
-            raise InvalidInput(FIELD, size, fix)
-
-
-def _rope_types(parameters: Any) -> set[Any]:
-    """Of a model, or of each kind of its layers."""
-    if not isinstance(parameters, dict):
-        return set()
-    several = [parameters, *(one for one in parameters.values() if isinstance(one, dict))]
-    return {one.get("rope_type") for one in several}

@@ -13,6 +13,7 @@ from services.protocol.weights.weights import Dtype
 from services.trainer.algorithms.losses.user_loss import UserLoss, load_user_loss
 from services.trainer.batch.batching import PassLimits, plan_microbatches
 from services.trainer.batch.collate import collate_sequences
+from services.trainer.batch.longest_row import longest_row
 from services.trainer.batch.rank_batch import RankBatch
 from services.trainer.checkpoints.checkpoint import Part, Parts, load_newest
 from services.trainer.checkpoints.folder import CheckpointFolder, GoodCheckpoint
@@ -58,6 +59,7 @@ class Learner:
             max_tokens=config.micro_batch_tokens,
             padded=not self._policy.packs,
             attention=attention_share(self._policy.causal),
+            longest_row=longest_row(self._policy.causal.config.get_text_config()),
         )
         self._base = identify_base(config)
         self._exporter = WeightExporter(self._policy, config, self._base)
