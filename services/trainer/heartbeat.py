@@ -2,7 +2,8 @@
 
 The torch thread writes, the event loop reads; no torch is imported. A rank that waits for a peer
 inside a collective of Gloo uses no CPU time, so that CPU time is a sign of life on the CPU; a
-thread that waits for a GPU may spin, so that on a GPU only finished work of the device is one.
+thread that waits for a GPU may spin, so that on a GPU only finished work of the device is one,
+but where the rank is known to work on the CPU.
 """
 
 import contextlib
@@ -22,6 +23,9 @@ IO_BYTES_S = 128 << 10
 """Read or written by the process in a second is work; reports of progress are 100 times less."""
 ON_HOST = frozenset({"starting", "loading", "saving"})
 """Phases in which a rank works on the CPU whatever its device is."""
+WRITEBACK_BYTES_S = 4 << 20
+"""Brought to disk by the node in a second is work of a rank that saves: its `fsync` shows nothing
+else. Other programs' logs are less."""
 _THREADS = ("torch", "pt_", "gloo")
 _TASKS = Path("/proc/self/task")
 _PENDING = 4096
@@ -64,6 +68,16 @@ def io_bytes() -> int:
     return counts["rchar"] + counts["wchar"] + counts["read_bytes"]
 
 
+def writeback_bytes() -> int:
+    """Bytes that the node has brought from memory to its disks and network file systems."""
+    try:
+        lines = Path("/proc/vmstat").read_text().splitlines()
+    except OSError:
+        return 0
+    pages = (int(line.split()[1]) for line in lines if line.startswith("nr_written "))
+    return sum(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
 class Heartbeat:
     """One for each process; see `HEARTBEAT`.
 
@@ -71,6 +85,7 @@ class Heartbeat:
         clock: monotonic seconds.
         cpu: CPU seconds of the threads that do the work.
         io: bytes that the process has read and written.
+        writeback: bytes that the node has brought to disk.
     """
 
     def __init__(
@@ -78,30 +93,34 @@ class Heartbeat:
         clock: Callable[[], float] = time.monotonic,
         cpu: Callable[[], float] = cpu_seconds,
         io: Callable[[], int] = io_bytes,
+        writeback: Callable[[], int] = writeback_bytes,
     ) -> None:
-        self._clock, self._cpu, self._io = clock, cpu, io
-        self._host, self._compiling, self._offloads = True, False, False
+        self._clock, self._cpu, self._io, self._writeback = clock, cpu, io, writeback
+        self._host, self._compiling, self._steps_on_host = True, False, False
         self._pending: deque[DeviceEvent] = deque(maxlen=_PENDING)
         self._now = ("starting", 0, 0)
         self._marks, self._marks_seen = 0, 0
         self._sign_at = self._sampled_at = clock()
-        self._cpu_before, self._io_before = 0.0, 0
+        self._cpu_before, self._io_before, self._writeback_before = 0.0, 0, 0
 
-    def follow(self, device: str, *, compiles: bool = False, offloads: bool = False) -> None:
-        """Say where the rank computes, `cpu` or `cuda`, and when the CPU has work of its own.
+    def follow(self, device: str, *, steps_on_host: bool = False) -> None:
+        """Say where the rank computes, `cpu` or `cuda`.
 
         Args:
             device: of the passes.
-            compiles: until the first optimizer step, since torch compiles the model.
-            offloads: in each optimizer step.
+            steps_on_host: optimizer steps are work of the CPU, and their collectives are Gloo's.
         """
-        self._host, self._compiling, self._offloads = device == "cpu", compiles, offloads
+        self._host, self._steps_on_host = device == "cpu", steps_on_host
+
+    def compiling(self, begins: bool) -> None:
+        """Torch begins or ends to compile, which is work of the CPU."""
+        self._compiling = begins
+        self._marks += 1
 
     def enter(self, phase: str, done: int = 0, total: int = 0) -> None:
         """Begin a phase, or part `done` of the `total` parts of one."""
         self._now = phase, done, total
         self._marks += 1
-        self._compiling = self._compiling and phase != "optimizer"
 
     def loading(self, done_bytes: int, total_bytes: int) -> None:
         """Bytes of the model that were loaded; a callback of loaders.
@@ -133,15 +152,18 @@ class Heartbeat:
             self._pending.popleft()
             self._marks += 1
         passed, self._sampled_at = now - self._sampled_at, now
-        cpu, io = self._cpu(), self._io()
+        cpu, io, writeback = self._cpu(), self._io(), self._writeback()
         worked = cpu - self._cpu_before > CPU_SHARE * passed
         moved = io - self._io_before > IO_BYTES_S * passed
+        flushed = writeback - self._writeback_before > WRITEBACK_BYTES_S * passed
         marked = self._marks > self._marks_seen
         self._cpu_before, self._io_before, self._marks_seen = cpu, io, self._marks
-        phase_on_host = self._now[0] in ON_HOST
-        steps_on_host = self._offloads and self._now[0] == "optimizer"
-        computes_on_host = self._host or self._compiling or phase_on_host or steps_on_host
-        return marked or (computes_on_host and worked) or (phase_on_host and moved)
+        self._writeback_before = writeback
+        phase = self._now[0]
+        steps_on_host = self._steps_on_host and phase == "optimizer"
+        computes_on_host = self._host or self._compiling or phase in ON_HOST or steps_on_host
+        moved = (phase in ON_HOST and moved) or (phase == "saving" and flushed)
+        return marked or (computes_on_host and worked) or moved
 
 
 HEARTBEAT = Heartbeat()

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from services.protocol.errors import InvalidInput
 from services.trainer.batch.packing import PackedRows
+from services.trainer.heartbeat import HEARTBEAT
 from services.trainer.model.compiled import compile_layers
 from services.trainer.model.model import decoder_layers
 from services.trainer.model.packed_attention import PACKED, packed_hidden, padded_hidden
@@ -42,13 +43,17 @@ def gradients(causal: Any, hidden: Any, lengths: list[int]) -> dict[str, torch.T
 
 
 @pytest.mark.parametrize("hidden", [packed_hidden, padded_hidden])
-def test_states_and_gradients_are_those_of_plain_layers(tiny_model, hidden) -> None:
+def test_states_and_gradients_are_those_of_plain_layers(
+    tiny_model, hidden, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain = load(tiny_model)
     if hidden is packed_hidden:
         plain.set_attn_implementation(PACKED)
     compiled = copy.deepcopy(plain)
     compile_layers(decoder_layers(compiled), backend="aot_eager")
     torch._dynamo.utils.counters.clear()
+    told: list[bool] = []
+    monkeypatch.setattr(HEARTBEAT, "compiling", told.append)
     for lengths in ([9, 4], [12, 3, 30]):
         expected = gradients(plain, hidden, lengths)
         found = gradients(compiled, hidden, lengths)
@@ -56,6 +61,8 @@ def test_states_and_gradients_are_those_of_plain_layers(tiny_model, hidden) -> N
         for name, one in expected.items():
             assert torch.allclose(found[name], one, rtol=1e-10, atol=1e-13), name
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0, "nothing was compiled"
+    assert told == [True, False] * (len(told) // 2), "the heartbeat knows when torch compiles"
+    assert told
 
 
 def test_without_a_compiler_it_is_refused_with_the_fix(tiny_model, monkeypatch) -> None:

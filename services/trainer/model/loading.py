@@ -79,8 +79,12 @@ class Held:
         value = self.value
         if not value.is_meta:
             return
+        # Shards that wait on the host are pinned here, or FSDP would pin all in the first pass.
+        sharded = isinstance(value, DTensor)
         empty = torch.empty_like(
-            value, device=shards_device if isinstance(value, DTensor) else device
+            value,
+            device=shards_device if sharded else device,
+            pin_memory=sharded and shards_device != device,
         )
         if isinstance(value, nn.Parameter):
             empty = nn.Parameter(empty, requires_grad=value.requires_grad)

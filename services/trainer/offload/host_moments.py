@@ -8,6 +8,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim.adamw import adamw
 
+from services.trainer.heartbeat import HEARTBEAT
+
 PIECE = 1 << 24
 """Elements of one parameter whose two moments are on the device at a time: 128 MiB."""
 
@@ -57,6 +59,7 @@ class HostMomentsAdamW(torch.optim.AdamW):
             for name in _MOMENTS:
                 state[name] = _zeros_on_host(parameter, pin=weight.device.type != "cpu")
         for piece in _pieces(weight.numel()):
+            HEARTBEAT.mark()
             self._update_piece(
                 weight.view(-1)[piece], gradient.view(-1)[piece], state, piece, group
             )

@@ -149,11 +149,8 @@ class TrainerRank:
 
         store = self._store or TCPStore(address, port, is_master=False, wait_for_workers=False)
         join_group(self._config, self._rank, store, self._address)
-        HEARTBEAT.follow(
-            self._config.device,
-            compiles=self._config.compile,
-            offloads=self._config.offload != "none",
-        )
+        device, offload = self._config.device, self._config.offload
+        HEARTBEAT.follow(device, steps_on_host=offload == "all")
         HEARTBEAT.enter("loading")
         return Learner(self._config)
 
