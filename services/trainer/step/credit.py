@@ -1,6 +1,7 @@
 """Credit assignment: advantages that depend on a critic, a discount or a KL penalty."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,8 @@ from services.trainer.batch.step_plan import advantages_of
 class Prepared:
     """A micro-batch and the values of its tokens before the first update.
 
+    It stays on the host but for its own passes: all micro-batches of a step together are large.
+
     Attributes:
         rows: that it is made of.
         micro: as collated, with its advantages.
@@ -36,6 +39,15 @@ class Prepared:
     kl_penalty: Tensor | None = None
     values: Tensor | None = None
     returns: Tensor | None = None
+
+    def to(self, device: torch.device) -> "Prepared":
+        """The same on another device."""
+        moved: dict[str, Any] = {
+            name: value.to(device)
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor | MicroBatch)
+        }
+        return replace(self, **moved)
 
     def learned(self) -> tuple[Tensor, Tensor]:
         """Values and returns, which there are with a critic."""
@@ -85,9 +97,9 @@ def _by_answer(work: Work, rewards: Rewards, algorithm: AlgorithmConfig, counts:
     for one in (one for several in work for one in several if len(one.rows) and counts):
         assert one.kl_penalty is not None, "worked out before"
         sums = torch.zeros(len(one.rows), dtype=torch.float64)
-        sums.index_add_(0, one.micro.row.cpu(), one.kl_penalty.double().cpu())
+        sums.index_add_(0, one.micro.row, one.kl_penalty.double())
         penalties[torch.from_numpy(one.rows.place)] = sums
-    paid = rewards.values - _summed(penalties, work).numpy()
+    paid = rewards.values - _all_sum(penalties).numpy()
     advantages = torch.from_numpy(advantages_of(replace(rewards, values=paid), algorithm))
     return [[_with(one, advantages) for one in several] for several in work]
 
@@ -143,11 +155,6 @@ def _normalised(work: Work) -> Work:
         return replace(one, micro=replace(one.micro, advantage=advantage))
 
     return [[normal(one) for one in several] for several in work]
-
-
-def _summed(values: Tensor, work: Work) -> Tensor:
-    device = next((one.micro.weight.device for several in work for one in several), values.device)
-    return _all_sum(values.to(device)).cpu()
 
 
 def _all_sum(values: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ class Critic:
         mesh: DeviceMesh,
         context_group: ContextGroup,
     ) -> None:
-        self._settings = settings
+        self._settings, self._device = settings, torch.device(config.device)
         self.model = load_policy(config, mesh, ValueModel, context_group)
         self.optimizer = make_adamw(
             self.model.trained_parameters(),
@@ -82,7 +82,8 @@ class Critic:
             None if it was made, else the rows of each micro-batch with a loss not finite.
         """
         wrong = []
-        for index, one in enumerate(work):
+        for index, prepared in enumerate(work):
+            one = prepared.to(self._device)
             held, returns = one.learned()
             self.model.reduce_gradients(index == len(work) - 1)
             losses = value_loss(self.model(one.micro), held, returns, self._settings.value_clip)

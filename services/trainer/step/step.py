@@ -126,7 +126,8 @@ class TrainStep:
 
     def _prepared(self, rows: Rows, held_version: int, *, first: bool) -> Prepared:
         """Collate rows, and score them before the first update where the algorithm wants it."""
-        micro = collate(rows, held_version).to(self._device)
+        held = collate(rows, held_version)
+        micro = held.to(self._device)
         proximal = reference = None
         # The first minibatch's forward pass for the loss is its proximal pass as well: no
         # update comes before it.
@@ -142,11 +143,11 @@ class TrainStep:
         critic = self._auxiliary_models.critic
         return Prepared(
             rows=rows,
-            micro=micro,
+            micro=held,
             proximal=proximal,
             reference=reference,
             values=critic.values(micro) if critic is not None else None,
-        )
+        ).to(torch.device("cpu"))
 
     def _accumulate(
         self, minibatch: RankMinibatch, work: Sequence[Prepared], *, first: bool
@@ -168,7 +169,8 @@ class TrainStep:
             minibatch.tokens, minibatch.sequences, self._algorithm
         )
         bad = []
-        for index, prepared in enumerate(work):
+        for index, held in enumerate(work):
+            prepared = held.to(self._device)
             micro = prepared.micro
             HEARTBEAT.enter("micro-batch", index + 1, len(work))
             self._flops += self._model_flops.rows(micro.rows.lengths) / self._context_group.size
