@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from services.rollout_server.config import RolloutServerConfig
 from services.rollout_server.engine.engine_environment import environment
 from services.rollout_server.weights.engine_loader import EngineLoader
-from services.trainer.checkpoints.names import CheckpointNames
+from services.trainer.experts.names import CheckpointNames
 
 from .conftest import HOST, Fault, Sender, policy
 

@@ -151,6 +151,11 @@ class RankProcess:
             one[key].to_local().numel() for one in state for key in ("exp_avg", "exp_avg_sq")
         )
 
+    def shard_elements(self) -> dict[str, int]:
+        """Of each parameter, on this rank."""
+        named = self._learner._policy.checkpoint_parameters()
+        return {name: parameter.to_local().numel() for name, parameter in named}
+
     def draw(self) -> float:
         return float(torch.rand(()))
 

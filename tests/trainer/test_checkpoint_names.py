@@ -9,9 +9,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig, Qwen3
 
 from services.protocol.errors import InvalidInput
 from services.protocol.weights.weights import Dtype
-from services.trainer.checkpoints import names
-from services.trainer.checkpoints.names import CheckpointNames
-from services.trainer.snapshot.snapshot import WireLayout, tensor_specs
+from services.trainer.experts import names
+from services.trainer.experts.names import CheckpointNames
+from services.trainer.snapshot.snapshot import Divided, WireLayout, tensor_specs
 
 SMALL = {
     "vocab_size": 32,
@@ -28,27 +28,38 @@ FAMILIES = {
 }
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_ranks_send_is_what_the_model_would_save(
     family: str, ranks: int, tmp_path: Path
 ) -> None:
+    checkpoint_names = CheckpointNames(FAMILIES[family].model_type)
     model = AutoModelForCausalLM.from_config(FAMILIES[family])
     model.save_pretrained(tmp_path)
     saved = load_file(tmp_path / "model.safetensors")
     parameters = dict(model.named_parameters())
-    shards = [one.detach().chunk(ranks) for one in parameters.values()]
+    divided = [
+        Divided(name=name, shape=shape, blocks=shape[0] if rows else 1)
+        for name, shape in ((name, tuple(one.shape)) for name, one in parameters.items())
+        for rows in [checkpoint_names.is_stack(name, shape) and shape[1] % ranks == 0]
+    ]
+    shards = [
+        one.detach().chunk(ranks, dim=0 if how.blocks == 1 else 1)
+        for one, how in zip(parameters.values(), divided, strict=True)
+    ]
     numels = [
         [shard[rank].numel() if rank < len(shard) else 0 for shard in shards]
         for rank in range(ranks)
     ]
-    shapes = [(name, tuple(one.shape)) for name, one in parameters.items()]
-    held = tensor_specs(shapes, numels, CheckpointNames(model.config.model_type), Dtype.FLOAT32)
+    held = tensor_specs(divided, numels, checkpoint_names, Dtype.FLOAT32)
     sent = {}
-    for specs, parameter in zip(held, parameters.values(), strict=True):
-        pieces = parameter.detach().reshape(-1).split([sum(spec.shard_numels) for spec in specs])
-        for spec, piece in zip(specs, pieces, strict=True):
-            sent[spec.name] = piece.view(spec.shape)
+    for specs, parts in zip(held, shards, strict=True):
+        of_rank = [
+            one.reshape(-1).split([spec.shard_numels[rank] for spec in specs])
+            for rank, one in enumerate(parts)
+        ]
+        for spec, pieces in zip(specs, zip(*of_rank, strict=True), strict=True):
+            sent[spec.name] = torch.cat(pieces).view(spec.shape)
     for rank in range(ranks):
         assert [sum(spec.shard_numels[rank] for spec in specs) for specs in held] == numels[rank]
     assert sent.keys() == saved.keys()
@@ -57,7 +68,7 @@ def test_what_ranks_send_is_what_the_model_would_save(
 
 def test_a_bucket_never_ends_inside_a_parameter() -> None:
     model = AutoModelForCausalLM.from_config(FAMILIES["qwen3_moe"])
-    shapes = [(name, tuple(one.shape)) for name, one in model.named_parameters()]
+    shapes = [Divided(name=name, shape=tuple(one.shape)) for name, one in model.named_parameters()]
     numels = [[one.numel() for one in model.parameters()]]
     held = tensor_specs(shapes, numels, CheckpointNames("qwen3_moe"), Dtype.FLOAT32)
     layout = WireLayout(held, target_bytes=1024)

@@ -1,6 +1,7 @@
 """Mixtures of experts learn what a plain pass of the transformers model would teach them."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,13 @@ from services.trainer.algorithms.advantages.advantages import group_advantages
 from services.trainer.experts.routing import Routing, experts_of
 from services.trainer.model.twin import layers_of
 from tests.batches import GroupBatch
+from tests.trainer.sent import sent_tensors
+from tests.trainer.test_learner import (
+    assert_same_steps,
+    assert_same_weights,
+    largest_difference,
+    run_steps,
+)
 
 SIZES: dict[str, Any] = {
     "vocab_size": 61,
@@ -64,11 +72,11 @@ LAYOUTS = {
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    def make(family: str) -> Path:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    def make(family: str, **settings: Any) -> Path:
         torch.manual_seed(0)
         folder = tmp_path_factory.mktemp(family)
-        config = CONFIG_MAPPING[family](**SIZES | FAMILIES[family])
+        config = CONFIG_MAPPING[family](**SIZES | FAMILIES[family] | settings)
         causal = AutoModelForCausalLM.from_config(config)
         with torch.no_grad():  # some start routers at zero
             for name, parameter in causal.named_parameters():
@@ -187,6 +195,58 @@ def test_gradients_are_those_of_a_plain_pass(
     assert metrics["router_max_load"] == pytest.approx(load.max(-1).values.mean().item())
     assert metrics["router_idle_experts"] == pytest.approx((counts == 0).float().mean().item())
     assert 0 < metrics["router_entropy"] < np.log(8)
+
+
+BY_ROWS = {
+    "two ranks": (2, {}),
+    "moments on the host": (2, {"offload": "optimizer", "activation_checkpointing": True}),
+    "all on the host": (2, {"offload": "all", "gradient_sync": "last_micro_batch"}),
+    "two copies": (4, {"model_copies": 2}),
+    "four ranks": (4, {"micro_batch_tokens": EACH_ROW_ALONE}),
+}
+
+
+@pytest.mark.parametrize("layout", BY_ROWS)
+def test_three_experts_lie_on_an_even_number_of_ranks_by_their_rows(
+    rank_groups, four_ranks, model, batch, make_start, layout
+) -> None:
+    size, settings = BY_ROWS[layout]
+    folder, start = model("mixtral", num_local_experts=3), make_start()
+    groups = rank_groups | {4: four_ranks}
+    sent = {}
+    for count, changes in ((1, {}), (size, settings)):
+        described = groups[count].load(folder, **changes)
+        groups[count].call("snapshot", 9)
+        shards = [one for one in groups[count].call("snapshot_bytes", 9) if one]
+        sent[count] = sent_tensors(described, shards)
+    assert largest_difference(sent[size], sent[1]) == 0.0
+    held = groups[size].call("shard_elements")
+    whole = groups[1].call("shard_elements")[0]
+    ranks_of_a_copy = size // settings.get("model_copies", 1)
+    experts = [name for name in whole if ".experts." in name]
+    assert len(experts) == 4
+    for name in experts:
+        assert {one[name] * ranks_of_a_copy for one in held} == {whole[name]}
+    expected = run_steps(groups[1], folder, start, [batch])
+    found = run_steps(groups[size], folder, start, [batch], **settings)
+    assert_same_steps(found[0], expected[0])
+    assert_same_weights(found[1], expected[1])
+
+
+def test_a_checkpoint_of_experts_by_rows_goes_on_where_they_lie_whole(
+    rank_groups, four_ranks, model, batch, make_start
+) -> None:
+    folder, start = model("qwen3_moe", num_experts=3), make_start()
+    groups, later = rank_groups | {4: four_ranks}, replace(batch, step=2)
+    run_steps(groups[2], folder, start, [batch])
+    groups[2].call("save", 1)
+    expected = groups[2].call("train", later, 1, 2)[0]
+    weights = groups[2].call("full_tensors")[0]
+    for size in (1, 4):
+        groups[size].load(folder)
+        assert groups[size].call("start_run", start, 7)[0].step == 1
+        assert_same_steps([groups[size].call("train", later, 1, 2)[0]], [expected])
+        assert_same_weights(groups[size].call("full_tensors")[0], weights)
 
 
 def test_padded_tokens_are_not_routed_tokens(rank_groups, model, batch, make_start) -> None:

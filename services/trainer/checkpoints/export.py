@@ -21,9 +21,9 @@ from services.trainer.checkpoints.folder import GoodCheckpoint, choose
 from services.trainer.checkpoints.frozen_base import FrozenBase
 from services.trainer.checkpoints.manifest import CheckpointManifest
 from services.trainer.checkpoints.model_files import FOLDER
-from services.trainer.checkpoints.names import CheckpointNames, Part
 from services.trainer.checkpoints.parameters import CheckpointParameters
 from services.trainer.config import LoraConfig
+from services.trainer.experts.names import CheckpointNames, Part
 from services.trainer.model.lora import ADAPTER_PARAMETERS, PEFT_PREFIX
 
 FILE_SIZE = "5GB"

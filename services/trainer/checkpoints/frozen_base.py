@@ -13,8 +13,8 @@ from torch import Tensor
 
 from services.protocol.errors import InvalidInput
 from services.trainer.checkpoints.manifest import CheckpointManifest
-from services.trainer.checkpoints.names import Part
 from services.trainer.config import TrainerConfig
+from services.trainer.experts.names import Part
 from services.trainer.joint_work import joint_work
 from services.transport.base_digest import base_digest, weight_files
 

@@ -1,1 +1,1 @@
-"""Mixtures of experts: what their routers decide."""
+"""Mixtures of experts: what their routers decide, and how their weights are stored."""

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from services.protocol.errors import InvalidInput
 from services.trainer.batch.collate import MicroBatch
 from services.trainer.config import GradientSync, TrainerConfig
+from services.trainer.experts.names import CheckpointNames
 from services.trainer.experts.routing import Routing, experts_of
 from services.trainer.heartbeat import HEARTBEAT
 from services.trainer.joint_work import JointWork, joint_work
@@ -221,7 +222,11 @@ def _blank_policy(
     layers = decoder_layers(causal)
     # Experts are nearly all of a mixture: they are gathered only while they work.
     experts = [module for layer in layers for module in experts_of(layer)]
-    shard(policy, [*experts, *layers], config, mesh)
+    names = CheckpointNames(policy.model_type)
+    stacks = [
+        one for name, one in causal.named_parameters() if names.is_stack(name, tuple(one.shape))
+    ]
+    shard(policy, [*experts, *layers], config, mesh, stacks)
     return policy
 
 

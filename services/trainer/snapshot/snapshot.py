@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 from cachetools import FIFOCache
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
 from services.protocol.weights.weights import Adapter, Dtype, TensorSpec, plan_buckets
-from services.trainer.checkpoints.names import CheckpointNames, Part
 from services.trainer.collectives import all_gather
 from services.trainer.config import LoraConfig, TrainerConfig
+from services.trainer.experts.names import CheckpointNames, Part
 from services.trainer.heartbeat import HEARTBEAT
 from services.trainer.model.lora import ADAPTER_PARAMETERS, PEFT_PREFIX, LoraLinear, lora_layers
 from services.trainer.model.model import Policy
@@ -124,9 +124,10 @@ class WeightExporter:
             self.adapter = Adapter(rank=config.lora.rank, alpha=config.lora.alpha, base=base)
         tensors = exported_tensors(policy, config.lora)
         numels = all_gather([one.parameter.to_local().numel() for one in tensors])
-        shapes = [(one.name, tuple(one.parameter.shape)) for one in tensors]
         names = CheckpointNames(policy.model_type)
-        specs = tensor_specs(shapes, numels[: config.shards], names, Dtype(config.dtype))
+        specs = tensor_specs(
+            [one.divided for one in tensors], numels[: config.shards], names, Dtype(config.dtype)
+        )
         self.layout = WireLayout(specs, config.bucket_bytes)
 
     def snapshot(self, policy: Policy, version: int) -> tuple[str, ...]:
@@ -179,6 +180,13 @@ class ExportedTensor:
     parameter: DTensor
     merged: LoraLinear | None = None
 
+    @property
+    def divided(self) -> "Divided":
+        """As what the ranks divide it."""
+        shape = tuple(self.parameter.shape)
+        (dim,) = (one.dim for one in self.parameter.placements if isinstance(one, Shard))
+        return Divided(name=self.name, shape=shape, blocks=math.prod(shape[:dim]))
+
     def shard(self) -> Tensor:
         """This rank's part, on its device. Collective where a difference is added."""
         if self.merged is not None:
@@ -204,24 +212,44 @@ def exported_tensors(policy: Policy, config: LoraConfig | None) -> list[Exported
     ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Divided:
+    """A parameter that ranks divide.
+
+    Attributes:
+        name: in the model.
+        shape: of the whole.
+        blocks: equally large parts, one after another, of each of which the ranks hold consecutive
+            parts: as many as experts where ranks hold rows of each.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    blocks: int = 1
+
+
 def tensor_specs(
-    parameters: Sequence[tuple[str, tuple[int, ...]]],
+    parameters: Sequence[Divided],
     numels: Sequence[Sequence[int]],
     names: CheckpointNames,
     dtype: Dtype,
 ) -> list[tuple[TensorSpec, ...]]:
-    """The checkpoint's tensors in each parameter, which is given as name and shape.
+    """The checkpoint's tensors in each parameter.
 
-    `numels[rank][i]` elements of parameter i are on that rank, and ranks hold consecutive
-    parts of it.
+    `numels[rank][i]` elements of parameter i are on that rank.
     """
-    return [
-        tuple(_specs(names.parts(name, shape), [rank[index] for rank in numels], dtype))
-        for index, (name, shape) in enumerate(parameters)
-    ]
+    found = []
+    for index, one in enumerate(parameters):
+        parts = names.parts(one.name, one.shape)
+        held = [rank[index] // one.blocks for rank in numels]
+        each = len(parts) // one.blocks
+        blocks = (parts[first : first + each] for first in range(0, len(parts), each))
+        found.append(tuple(chain.from_iterable(_specs(block, held, dtype) for block in blocks)))
+    return found
 
 
 def _specs(parts: Sequence[Part], held: Sequence[int], dtype: Dtype) -> Iterator[TensorSpec]:
+    """Of tensors that lie one after another, of which ranks hold so many consecutive elements."""
     ends = list(accumulate(held))
     start = 0
     for name, shape in parts:

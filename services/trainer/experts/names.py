@@ -41,6 +41,15 @@ class CheckpointNames:
                 parts = self._split(name, shape, converter)
         return [(self._rename(part), its_shape) for part, its_shape in parts]
 
+    def is_stack(self, name: str, shape: tuple[int, ...]) -> bool:
+        """Whether the checkpoint has tensors of their own for each index of the first dimension,
+        as for each expert: then ranks may hold rows of all of them."""
+        try:
+            parts = self.parts(name, shape)
+        except InvalidInput:
+            return False
+        return len(shape) > 1 and len(parts) >= shape[0] > 1
+
     def _split(self, name: str, shape: tuple[int, ...], converter: Any) -> list[Part]:
         done = tuple(
             (type(one).__name__, getattr(one, "dim", None)) for one in converter.operations
