@@ -206,12 +206,12 @@ async def test_a_runs_ledger_balances_whatever_an_environment_does(
         zoo_tasks(cluster.task_file, [*FAILING, *["two_turns", "graded"] * 7], seed=0)
         config = cluster.run_config(
             environment=ZOO,
-            steps=3,
+            steps=2,
             rollout_timeout_s=4.0,  # of which a busy machine takes most to start a process
             schedule={"preset": "one_step_off"},
         )
         status = await run_to_end(cluster, config)
-        assert (status.state, status.step) == (RunState.FINISHED, 3), status.detail
+        assert (status.state, status.step) == (RunState.FINISHED, 2), status.detail
         ledger = Ledger(Path(status.run_dir) / "ledger.sqlite")
         assert ledger.imbalance() == 0
         assert ledger.counts() == status.ledger
@@ -248,7 +248,7 @@ async def test_one_run_has_answers_and_episodes_of_two_environments(tmp_path: Pa
                 del row["grader"]
             file.write_text("".join(json.dumps(row) + "\n" for row in rows))
             sources.append({"file": str(file), "environment": environment})
-        status = await run_to_end(cluster, cluster.run_config(task_file=None, tasks=sources))
+        status = await run_to_end(cluster, cluster.run_config(task_file=None, tasks=sources, steps=2))
         assert status.state is RunState.FINISHED, status.detail
         assert status.ledger.failed == 0
         assert {one["rollout"].partition("-2")[0] for one in cluster.router.sessions.metadata}

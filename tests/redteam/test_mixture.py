@@ -13,7 +13,7 @@ from services.reward_service.sandbox import sandbox
 from services.reward_service.scoring import Scoring
 from tests.redteam.mixture import is_fair, long_answers, mixture
 
-FEW, MANY = 60, 400
+FEW, MANY = 40, 400
 LIMIT_S = 800.0
 
 
