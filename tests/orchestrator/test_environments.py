@@ -248,7 +248,9 @@ async def test_one_run_has_answers_and_episodes_of_two_environments(tmp_path: Pa
                 del row["grader"]
             file.write_text("".join(json.dumps(row) + "\n" for row in rows))
             sources.append({"file": str(file), "environment": environment})
-        status = await run_to_end(cluster, cluster.run_config(task_file=None, tasks=sources, steps=2))
+        status = await run_to_end(
+            cluster, cluster.run_config(task_file=None, tasks=sources, steps=2)
+        )
         assert status.state is RunState.FINISHED, status.detail
         assert status.ledger.failed == 0
         assert {one["rollout"].partition("-2")[0] for one in cluster.router.sessions.metadata}

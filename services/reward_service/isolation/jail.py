@@ -29,7 +29,7 @@ SLOT = (
 BUILD = ("confine", "build")
 WORKSPACE = (
     "confine",
-    *(f"workspace.{name}" for name in ("files", "archives", "child", "agent")),
+    *(f"workspace.{name}" for name in ("files", "archives", "child", "guard", "agent")),
 )
 """Modules of a slot, of a compiler's jail, and of a workspace."""
 

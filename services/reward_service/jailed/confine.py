@@ -112,6 +112,20 @@ def _allow_beneath(ruleset: int, path: str, rights: int) -> None:
         os.close(place)
 
 
+def restrict_signals() -> None:
+    """Keep signals of this process and its later children to themselves, by Landlock's scope.
+
+    Raises:
+        OSError: the kernel has no scopes (EINVAL before Linux 6.12), or no Landlock.
+    """
+    attributes = struct.pack("=3Q", 0, 0, _ALL_SCOPES)
+    ruleset = _syscall(
+        LANDLOCK_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0)
+    )
+    restrict_paths(ruleset)
+    os.close(ruleset)
+
+
 def drop_privileges(user_id: int | None) -> None:
     """Become `user_id` for good (None: stay who we are) and give up all ways to gain rights.
 

@@ -1,8 +1,10 @@
 """Workspaces of a service that is nobody, not root."""
 
 import asyncio
+import fcntl
 import multiprocessing
 import os
+import signal
 import tempfile
 import traceback
 from functools import partial
@@ -15,6 +17,8 @@ import pytest
 from services.protocol.errors import InvalidInput
 from services.protocol.reward.workspaces import ExecCall, OpenWorkspace, PythonCall
 from services.reward_service.isolation.jail import SLOT, WORKSPACE, Jail, jailed_sources
+from services.reward_service.workspaces.errors import WorkspaceGone
+from services.reward_service.workspaces.workspaces import Workspaces
 from tests.redteam.test_unprivileged import INTERPRETER, LIMIT_S, NOBODY, _jail
 from tests.redteam.test_unprivileged import bubblewrap as bubblewrap  # a fixture
 from tests.reward_service.workspaces.conftest import (
@@ -27,6 +31,20 @@ from tests.reward_service.workspaces.conftest import (
 
 KILL_ALL = "import os\ntry: os.kill(-1, 9)\nexcept OSError: pass\nprint('alive')"
 LEAVE = "for i in 1 2 3; do (setsid sh -c 'sleep 1000 & sleep 1000' &); done; echo left"
+BOMB = r"""
+import fcntl, os, signal
+held = open("held", "w")
+fcntl.flock(held, fcntl.LOCK_EX)
+if os.fork():
+    print("begun", flush=True)
+    signal.pause()
+os.setsid()
+os.set_inheritable(held.fileno(), True)
+code = "import os\nwhile True:\n  try:\n    if os.fork(): os._exit(0)\n  except OSError: pass"
+os.execve("/usr/bin/python3", ["python3", "-c", code], {})
+"""
+"""Its last process is never one that a search has found, and says nothing of its jail; one of them
+holds the lock at any time."""
 
 
 async def _use(tier: str) -> list[str]:
@@ -60,6 +78,8 @@ async def _use(tier: str) -> list[str]:
     (fork,) = await workspaces.fork(workspace, 1)
     if (await fork.python(PythonCall(code="kept"))).result != "41":
         wrong.append("the fork has other variables")
+    if tier == "B":
+        wrong += await _outlives_its_jail(workspaces)
     await workspace.exec(ExecCall(shell="mkdir c; touch c/d; chmod 0 c"))
     for one in (workspace, other, fork):
         await one.close("closed")
@@ -69,6 +89,29 @@ async def _use(tier: str) -> list[str]:
         wrong.append("descriptors were left open")
     await workspaces.aclose()
     return wrong + _folders(name)
+
+
+async def _outlives_its_jail(workspaces: Workspaces) -> list[str]:
+    """What a program that forks as fast as it can does when the first process is killed."""
+    workspace = await workspaces.open(OpenWorkspace(files={"held": ""}), owner=OWNER)
+    begun, ended = asyncio.Event(), asyncio.Event()
+    workspace.when_ended(lambda one: ended.set())
+    call = asyncio.ensure_future(
+        workspace.exec(
+            ExecCall(argv=["python3", "-c", BOMB], wall_s=3600), lambda stream, part: begun.set()
+        )
+    )
+    await asyncio.wait_for(begun.wait(), LIMIT_S)
+    with open(Path(workspace.jail.path, "held")) as held:  # noqa: ASYNC230
+        os.kill(workspace.jail.agent, signal.SIGKILL)
+        with pytest.raises(WorkspaceGone, match="lost"):
+            await asyncio.wait_for(call, LIMIT_S)
+        await asyncio.wait_for(ended.wait(), LIMIT_S)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return ["a program outlives its jail"]
+    return []
 
 
 def _folders(name: str) -> list[str]:

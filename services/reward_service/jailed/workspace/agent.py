@@ -23,13 +23,12 @@ from collections.abc import Callable
 from typing import Any
 
 from services.reward_service.jailed import confine
-from services.reward_service.jailed.workspace import archives, child, files
+from services.reward_service.jailed.workspace import archives, child, files, guard
 
 _MAX_ORDER = 1 << 20
 _TICK_S = 0.1
 _INODE_BYTES = 1024
 """What a file counts beside its content: the kernel keeps about as much of it."""
-_EVERYTHING = -1
 
 Order = dict[str, Any]
 
@@ -42,6 +41,8 @@ def main(control: socket.socket) -> None:
         if settings["proxy_port"] is not None:
             _pass_listening_socket(passing, settings["proxy_port"])
         os.close(passing)
+        if settings["user_id"] is None and os.getpid() != 1:
+            guard.watch()
         control = _clear_low_descriptors(control)
         agent = Agent(settings, control)
     except OSError as error:
@@ -103,26 +104,10 @@ class Agent:
         self._folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._make_temporary_folder()
         confine.restrict_paths(self._ruleset)
-        self._check_signals()
+        if os.getpid() != 1:
+            guard.check_signals()
         gc.collect()
         gc.freeze()
-
-    def _check_signals(self) -> None:
-        """See that signals to all processes stay in the jail.
-
-        Raises:
-            OSError: they reach the service.
-        """
-        if os.getpid() == 1:
-            return
-        try:
-            os.kill(os.getppid(), 0)
-        except PermissionError:
-            return
-        raise OSError(
-            errno.ENOTSUP,
-            "signals would leave the jail: without namespaces and root it needs Linux 6.12",
-        )
 
     def serve_one(self) -> bool:
         """Carry out one order; false when the service has hung up."""
@@ -174,10 +159,10 @@ class Agent:
         elif not self._interpreter:  # it was killed between two calls
             return {"killed": None, "exit_code": -signal.SIGKILL}
         else:
-            _signal_all(signal.SIGCONT)
+            guard.signal_all(signal.SIGCONT)
         killed = self._wait(self._interpreter, order)
         if killed == "freeze":
-            _signal_all(signal.SIGSTOP)
+            guard.signal_all(signal.SIGSTOP)
             return {"killed": None}
         exit_code = self._end_child(self._interpreter)
         self.end_all()
@@ -189,7 +174,7 @@ class Agent:
 
     def end_all(self) -> None:
         """Kill every process of the jail but this one, and wait for them."""
-        _signal_all(signal.SIGKILL)
+        guard.signal_all(signal.SIGKILL)
         self._interpreter = 0
         with contextlib.suppress(ChildProcessError):
             while True:
@@ -223,7 +208,7 @@ class Agent:
         else:
             # The service looks for what is left and kills it: all of it is stopped, and none of
             # it can be told from the interpreter's own from here.
-            _signal_all(signal.SIGSTOP)
+            guard.signal_all(signal.SIGSTOP)
             exit_code = self._end_child(pid)
         # A process that was ending by itself when its limit came was not killed.
         return {"killed": killed if exit_code == -signal.SIGKILL else None, "exit_code": exit_code}
@@ -294,11 +279,6 @@ class Agent:
 
     def _count(self, usage: resource.struct_rusage) -> None:
         self._cpu_s += usage.ru_utime + usage.ru_stime
-
-
-def _signal_all(number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(_EVERYTHING, number)
 
 
 _CALLS: dict[str, Callable[[Agent, Order, list[int]], dict[str, Any]]] = {

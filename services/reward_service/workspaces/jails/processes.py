@@ -17,7 +17,7 @@ from pathlib import Path
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _OF_A_PROCESS = 2
 """The kind of clock that clock_getcpuclockid(3) makes."""
-_KILL_S = 10.0
+_KILL_S, _LOOK_AGAIN_S = 10.0, 0.01
 _KIB = 1024
 
 
@@ -105,12 +105,15 @@ def kill_leftovers(agent: int, kept: set[int]) -> bool:
     return bool(doomed)
 
 
-def kill_orphans(mark: str, user_id: int | None) -> None:
+def kill_orphans(mark: str, user_id: int | None) -> int:
     """Kill what a jail without a process namespace left when its first process was killed.
 
     Args:
         mark: stands in the command line or the environment of its processes.
         user_id: that only they have; None where they share it with others.
+
+    Returns:
+        How many are left: those that no signal ended in time.
     """
     if user_id is not None:  # all at once, so that none can make another one meanwhile
         subprocess.run(
@@ -126,12 +129,13 @@ def kill_orphans(mark: str, user_id: int | None) -> None:
         )
     deadline = time.monotonic() + _KILL_S
     while (found := _orphans(mark, user_id)) and time.monotonic() < deadline:
-        for process in found:
+        for process in found:  # all of them before the first is waited for: they may fork
             with contextlib.suppress(OSError):
                 handle = os.pidfd_open(process)
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
-                has_ended(handle, max(0.0, deadline - time.monotonic()))
                 os.close(handle)
+        time.sleep(_LOOK_AGAIN_S)
+    return len(found)
 
 
 def _orphans(mark: str, user_id: int | None) -> list[int]:

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal
 
 from services.observability.log import Log
@@ -169,8 +170,11 @@ class WorkspaceJail:
             self._send({"do": "end", "call": self._calls, "how": how}, [])
 
     def kill(self) -> None:
-        """End the first process, and with namespaces every other; a running call then fails."""
-        for kill in (self._kill_agent, self._kill_process):
+        """End the first process; a running call then fails.
+
+        With namespaces every other ends with it. A guard above it is left to end the others.
+        """
+        for kill in (self._kill_agent, *(() if self._is_guarded else (self._kill_process,))):
             with contextlib.suppress(ProcessLookupError):
                 kill()
 
@@ -192,13 +196,14 @@ class WorkspaceJail:
             code = await loop.run_in_executor(None, process.wait, _END_S)
         except subprocess.TimeoutExpired:
             _log.warning("workspace_not_ended", jail=self.name, process=process.pid)
-            return
-        if code != 0 and not self._jail.namespaces:
-            user_id = None if self._user is None else self._user.id
-            await loop.run_in_executor(None, processes.kill_orphans, self.name, user_id)
-        elif code != 0 and self._handle < 0:
-            # bubblewrap ties its child to itself only once the mounts are made.
-            await loop.run_in_executor(None, processes.kill_orphans, self.name, None)
+            process.kill()
+            code = -signal.SIGKILL
+        # bubblewrap ties its child to itself only once the mounts are made.
+        if code != 0 and (not self._jail.namespaces or self._handle < 0):
+            user_id = None if self._user is None or self._jail.namespaces else self._user.id
+            orphans = partial(processes.kill_orphans, self.name, user_id)
+            if left := await loop.run_in_executor(None, orphans):
+                _log.warning("workspace_processes_left", jail=self.name, processes=left)
 
     async def release(self) -> None:
         """Give back all that it holds, when no call runs any more; safe to call again."""
@@ -231,6 +236,11 @@ class WorkspaceJail:
     def _kill_agent(self) -> None:
         if self._handle >= 0:
             signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+
+    @property
+    def _is_guarded(self) -> bool:
+        """Whether a process above the first one ends what that one leaves (`jailed.workspace`)."""
+        return self._handle >= 0 and self._user is None and not self._jail.namespaces
 
     def _has_ended(self) -> bool:
         return self._process is not None and self._process.poll() is not None
