@@ -24,7 +24,6 @@ from services.trainer.model.token_logprobs import Logits, token_logprobs
 from services.trainer.rank.learner import Learner
 from services.trainer.rank.process_group import join_group, open_store
 
-MICRO_BATCH_TOKENS = 4096
 TRUE_LOGPROB = -math.log(VOCABULARY)  # a random model's: the clip is hardly ever reached
 
 
@@ -85,7 +84,8 @@ class Bare:
     and micro-batches that were laid out before the clock starts.
     """
 
-    def __init__(self, folder: Path, answers: list[Answer]) -> None:
+    def __init__(self, folder: Path, answers: list[Answer], config: TrainerConfig) -> None:
+        self._config = config
         self._causal: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="sdpa"
         )
@@ -93,7 +93,7 @@ class Bare:
         self._padded, self._packed = self._layout(padded=True), self._layout(padded=False)
 
     def _layout(self, *, padded: bool) -> list[MicroBatch]:
-        limits = PassLimits(world_size=1, max_tokens=MICRO_BATCH_TOKENS, padded=padded)
+        limits = PassLimits(world_size=1, max_tokens=self._config.micro_batch_tokens, padded=padded)
         plan = plan_step(
             self._batch, AlgorithmConfig(), seed="", limits=limits, vocabulary=VOCABULARY
         )
@@ -164,11 +164,10 @@ def main() -> None:
         model=str(options.folder),
         world_size=1,
         threads_per_rank=options.threads,
-        micro_batch_tokens=MICRO_BATCH_TOKENS,
         offload=options.offload,
         canary_sequences=0,
     )
-    steps, bare = Steps(options.folder, answers, config), Bare(options.folder, answers)
+    steps, bare = Steps(options.folder, answers, config), Bare(options.folder, answers, config)
 
     answer_calls(
         {
