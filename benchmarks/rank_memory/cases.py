@@ -3,6 +3,7 @@
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,9 @@ SMALL = tuple(
         Case(model="Qwen/Qwen3-30B-A3B", ranks=8, tokens=2048),
         Case(model="Qwen/Qwen3-30B-A3B", ranks=8, tokens=16384, algorithm=BALANCED),
         Case(model="meta-llama/Llama-3.1-70B", ranks=64, tokens=16384),
+        Case(model="Qwen/Qwen3-14B", ranks=2, tokens=8192, trainer={"moments": "8bit"}),
     )
+    if find_spec("torchao") or "moments" not in case.trainer
 )
 """A few layers of each: they take seconds."""
 

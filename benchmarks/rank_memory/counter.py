@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_iter
 
 aten = torch.ops.aten
@@ -54,11 +53,11 @@ class StorageCounter(TorchDispatchMode):
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(one, DTensor) for one in types):
-            return NotImplemented  # until it is about local tensors
+        if any(hasattr(one, "__tensor_flatten__") for one in types):
+            return NotImplemented  # until it is about the tensors inside
         result = _answer(func, args, kwargs or {})
         for one in tree_iter(result):
-            if isinstance(one, Tensor) and not isinstance(one, DTensor):
+            if isinstance(one, Tensor) and not is_traceable_wrapper_subclass(one):
                 self._note(one, func)
         return result
 

@@ -10,6 +10,7 @@ from services.protocol.strict import StrictModel
 
 MIB = 1 << 20
 
+Moments = Literal["float32", "8bit"]
 GradientSync = Literal["every_micro_batch", "last_micro_batch"]
 
 
@@ -45,14 +46,17 @@ class TrainerConfig(StrictModel):
             slice of its tokens, so that a row can be longer than one rank's memory holds; needs
             packing, and a model whose attention heads it divides.
         device: where the ranks compute; `cpu` talks over Gloo, `cuda` over NCCL.
-        dtype: of forward passes and of weights on the wire; master weights, gradients
-            and optimizer moments are always float32.
+        dtype: of forward passes and of weights on the wire; master weights and
+            gradients are always float32.
         seed: of parameters that the checkpoint lacks.
         lora: train a LoRA adapter and leave the model frozen, in `dtype`.
         logits_mb: MiB of float32 logits held at once. Micro-batches with more are scored in
             pieces, and each piece's logits computed again in the backward pass.
         float32_logits: with `dtype: bfloat16`, sum and keep the output layer's products in float32.
             Off: logits are rounded to bfloat16 before the softmax, as engines that do so score.
+        moments: of AdamW. `8bit`: codes of 8 bits with a scale for each 256 of them, by torchao
+            (`pip install 'millrace[8bit]'`): 2 bytes a trained parameter in place of 8; needs
+            `offload: none`.
         activation_checkpointing: recompute decoder layers in the backward pass.
         activation_offload: keep the inputs of checkpointed layers in host memory until the
             backward pass; needs `activation_checkpointing`.
@@ -104,6 +108,7 @@ class TrainerConfig(StrictModel):
     dtype: Literal["float32", "bfloat16"] = "float32"
     seed: int = Field(default=0, ge=0)
     lora: LoraConfig | None = None
+    moments: Moments = "float32"
     activation_checkpointing: bool = False
     activation_offload: bool = False
     offload: Literal["none", "optimizer", "all"] = "none"
@@ -157,6 +162,15 @@ class TrainerConfig(StrictModel):
             raise ValueError(
                 "activation_offload: only the inputs of checkpointed layers go to host memory; "
                 "set activation_checkpointing: true, or leave activation_offload out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _eight_bit_moments_stay_on_the_device(self) -> Self:
+        if self.moments == "8bit" and self.offload != "none":
+            raise ValueError(
+                f"moments: 8bit stay where the ranks compute, and offload is {self.offload}; set "
+                "offload: none, or moments: float32"
             )
         return self
 

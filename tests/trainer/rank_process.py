@@ -24,6 +24,7 @@ with heavy_imports():
     import ray
     import torch
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
     from services.trainer.config import TrainerConfig
     from services.trainer.model.lora import adapter_off
@@ -120,10 +121,16 @@ class RankProcess:
         """Both of AdamW, of every parameter."""
         state = self._learner._optimizer.state
         return {
-            f"{name}.{key}": state[parameter][key].full_tensor().numpy()
+            f"{name}.{key}": _numbers(state[parameter][key].full_tensor()).numpy()
             for name, parameter in self._learner._policy.checkpoint_parameters()
             for key in ("exp_avg", "exp_avg_sq")
         }
+
+    def moment_bytes(self) -> int:
+        """Of the policy's moments on this rank, codes, scales and all."""
+        states = self._learner._optimizer.state.values()
+        local = (one[key].to_local() for one in states for key in ("exp_avg", "exp_avg_sq"))
+        return sum(tensor.nbytes for one in local for tensor in _inside(one))
 
     def frozen_logprobs(self, sequences: list[list[int]]) -> dict[int, list[float]]:
         with adapter_off(self._learner._policy):
@@ -190,6 +197,17 @@ class RankProcess:
 
     def __getattr__(self, method: str) -> Any:
         return getattr(self._learner, method)
+
+
+def _numbers(moment: torch.Tensor) -> torch.Tensor:
+    return moment.dequantize() if is_traceable_wrapper_subclass(moment) else moment
+
+
+def _inside(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """What has memory: the tensor, or those that it is made of."""
+    if is_traceable_wrapper_subclass(tensor):
+        return [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+    return [tensor]
 
 
 def _resident(kind: str) -> int:

@@ -96,7 +96,7 @@ def load_newest(
     good, bad = newest_good(from_rank_0(folder.newest_first), _read_checked)
     if good is not None:
         check(good.manifest)
-        _load(good.path, parts())
+        _load(good, parts())
         if dist.get_rank() == 0:
             folder.set_aside(bad)
     elif bad:
@@ -109,14 +109,16 @@ def load_newest(
     return good
 
 
-def _load(path: Path, parts: Parts) -> None:
-    state = state_of(parts)
+def _load(good: GoodCheckpoint, parts: Parts) -> None:
+    state, manifest = state_of(parts), good.manifest
     try:
-        load(state, checkpoint_id=path)
+        load(state, checkpoint_id=good.path)
     except CheckpointException as error:
         first, _ = next(iter(error.failures.values()))
         fix = f"Its files are whole, but do not fit the model and algorithm: {first}"
-        raise InvalidInput("checkpoint_dir", str(path), fix) from None
+        if manifest.moments == "8bit" and manifest.world_size != dist.get_world_size():
+            fix += f". 8-bit moments lie in blocks: load it with world_size {manifest.world_size}."
+        raise InvalidInput("checkpoint_dir", str(good.path), fix) from None
     torch.set_rng_state(state[_RANDOM])
 
 

@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError
 from services.protocol.strict import StrictModel
 from services.protocol.trainer import LedgerFrontier
 from services.protocol.weights.weights import Dtype
-from services.trainer.config import LoraConfig
+from services.trainer.config import LoraConfig, Moments
 
 MANIFEST = "manifest.json"
 """Written last: a folder without it is not a checkpoint."""
@@ -48,6 +48,7 @@ class CheckpointManifest(StrictModel):
         world_size: ranks that wrote it; any number can read it.
         model: what the run started from, as the trainer's configuration names it.
         dtype: in which the weights were served.
+        moments: of the optimizers, as they were kept.
         lora: the adapter that was trained, None where the model itself was.
         base: digest of the weights that the adapter is for, None without one.
         files: every other file, by its path in the folder.
@@ -60,6 +61,7 @@ class CheckpointManifest(StrictModel):
     world_size: int
     model: str
     dtype: Dtype
+    moments: Moments = "float32"
     lora: LoraConfig | None = None
     base: str | None = None
     files: dict[str, FileDigest] = Field(default_factory=dict)

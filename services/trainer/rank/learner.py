@@ -35,7 +35,7 @@ from services.trainer.step.balance import check_balance
 from services.trainer.step.model_flops import peak_flops
 from services.trainer.step.profiler import StepProfiler
 from services.trainer.step.step import TrainStep
-from services.trainer.step.update import make_adamw
+from services.trainer.step.update import eight_bit_adamw, make_adamw
 
 
 class Learner:
@@ -47,6 +47,8 @@ class Learner:
     """
 
     def __init__(self, config: TrainerConfig) -> None:
+        if config.moments == "8bit":
+            eight_bit_adamw("trainer.moments")  # before the model is loaded
         self._config = config
         self._device = torch.device(config.device)
         self._mesh = make_mesh(config)
@@ -174,6 +176,7 @@ class Learner:
             world_size=dist.get_world_size(),
             model=self._config.model,
             dtype=Dtype(self._config.dtype),
+            moments=self._config.moments,
             lora=self._config.lora,
             base=self._base,
         )
@@ -219,11 +222,12 @@ class Learner:
         return self._parts()
 
     def _load(self, folder: str, parts: Callable[[], Parts]) -> GoodCheckpoint | None:
-        return load_newest(
-            CheckpointFolder(folder),
-            parts,
-            lambda manifest: refuse_other_base(manifest, self._config, self._base),
-        )
+        return load_newest(CheckpointFolder(folder), parts, self._check)
+
+    def _check(self, manifest: CheckpointManifest) -> None:
+        refuse_other_base(manifest, self._config, self._base)
+        if manifest.moments == "8bit":
+            eight_bit_adamw("checkpoint.moments")  # torch reads no tensors of unknown classes
 
     def _begin(self, start: RunStart) -> None:
         """The policy of a run without a checkpoint; the optimizer knows nothing of another run."""
@@ -248,7 +252,7 @@ class Learner:
             wrong = min(ids) if min(ids) < 0 else max(ids)
             raise InvalidInput(field, wrong, f"Token ids of this model are 0 to {limit - 1}.")
 
-    def _make_optimizer(self) -> torch.optim.AdamW:
+    def _make_optimizer(self) -> torch.optim.Optimizer:
         return make_adamw(
             self._policy.trained_parameters(),
             self._config,

@@ -3,6 +3,10 @@
 from services.trainer.sizing.training import Training
 
 FLOAT32 = 4
+EIGHT_BIT = 1 + FLOAT32 / 256
+"""A code, and a scale for each block of 256: `step/eight_bit_adamw.py`."""
+SMALLEST_IN_EIGHT_BITS = 4096
+"""Elements of the smallest shard that torchao keeps so."""
 
 
 def shard_of_parameters(training: Training) -> float:
@@ -20,8 +24,20 @@ def shard_of_gradients(training: Training) -> float:
 
 
 def shard_of_moments(training: Training) -> float:
-    """AdamW's two moments of this rank's shard, in float32."""
-    return 2 * FLOAT32 * training.trained / training.shards
+    """AdamW's two moments of this rank's shard."""
+    return 2 * moment_size(training) * training.trained / training.shards
+
+
+def moment_size(training: Training) -> float:
+    """Bytes of one moment of one parameter. An adapter counts as float32 if a tensor of it stays
+    so; so do norms, of which there are few."""
+    lora, shape = training.trainer.lora, training.shape
+    if training.trainer.moments == "float32":
+        return FLOAT32
+    if lora is not None:
+        smallest = lora.rank * min(shape.hidden, shape.keys) / training.shards
+        return EIGHT_BIT if smallest >= SMALLEST_IN_EIGHT_BITS else FLOAT32
+    return EIGHT_BIT
 
 
 def shard_of_reference(training: Training) -> float:
@@ -36,7 +52,7 @@ def shard_of_critic(training: Training) -> tuple[float, float, float]:
     if training.trainer.lora is not None:
         trained = training.adapter if count else 0
         held = training.itemsize * count + FLOAT32 * trained
-    both = FLOAT32 * trained, 2 * FLOAT32 * trained
+    both = FLOAT32 * trained, 2 * moment_size(training) * trained
     return held / training.shards, both[0] / training.shards, both[1] / training.shards
 
 

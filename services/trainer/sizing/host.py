@@ -29,12 +29,13 @@ def snapshots(training: Training) -> float:
 
 
 def checkpoint(training: Training) -> float:
-    """A copy of what a checkpoint holds, while it is written: weights and moments in float32, the
+    """A copy of what a checkpoint holds, while it is written: weights in float32 and moments, a
     critic's besides, and a reference that follows the policy."""
-    count = 3 * training.trained + 3 * training.critic_parameters
+    count = training.trained + training.critic_parameters
     if training.has_reference and training.algorithm.kl.refresh_steps is not None:
         count += training.parameters
-    return FLOAT32 * count / training.shards
+    moments = held.shard_of_moments(training) + held.shard_of_critic(training)[2]
+    return FLOAT32 * count / training.shards + moments
 
 
 def offloaded(training: Training) -> float:

@@ -1,12 +1,13 @@
 """The optimizer, and one step of it, made on all ranks or on none."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from services.protocol.errors import InvalidInput
 from services.trainer.config import TrainerConfig
 from services.trainer.offload.host_moments import HostMomentsAdamW
 
@@ -19,10 +20,34 @@ def make_adamw(
     *,
     learning_rate: float,
     weight_decay: float,
-) -> torch.optim.AdamW:
-    """The optimizer of policy and critic, which steps where the parameters are."""
+) -> torch.optim.Optimizer:
+    """The optimizer of policy and critic, which steps where the parameters are.
+
+    Raises:
+        InvalidInput: as for `eight_bit_adamw`.
+    """
+    if config.moments == "8bit":
+        return eight_bit_adamw("trainer.moments")(
+            parameters, lr=learning_rate, betas=BETAS, weight_decay=weight_decay
+        )
     kind = HostMomentsAdamW if config.offload == "optimizer" else torch.optim.AdamW
     return kind(parameters, lr=learning_rate, betas=BETAS, weight_decay=weight_decay, fused=True)
+
+
+def eight_bit_adamw(field: str) -> Callable[..., torch.optim.Optimizer]:
+    """The optimizer of `moments: 8bit`, for which `field` asks.
+
+    Raises:
+        InvalidInput: torchao is not installed.
+    """
+    try:
+        from services.trainer.step.eight_bit_adamw import EightBitAdamW
+    except ModuleNotFoundError as missing:
+        if (missing.name or "").partition(".")[0] != "torchao":
+            raise
+        fix = "They take torchao where the ranks run: `pip install 'millrace[8bit]'`."
+        raise InvalidInput(field, "8bit", fix) from None
+    return EightBitAdamW
 
 
 def update(
