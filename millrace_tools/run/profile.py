@@ -35,7 +35,8 @@ def profile(arguments: argparse.Namespace, console: Console) -> int:
     for one in done.ranks:
         _show(one, console)
     if missing := len(order.ranks) - len(done.ranks):
-        print_line(f"the run ended before {missing} ranks were done", console)
+        why = "the run ended, or the ranks were started again, before they were done"
+        print_line(f"{missing} ranks left no profile: {why}", console)
     return FAILED if missing or any(one.problem for one in done.ranks) else 0
 
 
@@ -48,11 +49,13 @@ def _order(arguments: argparse.Namespace) -> ProfileOrder:
 
 
 def _until_done(client: RunsClient, run_id: str, begun: Profile, ranks: int) -> Profile:
-    """The profile once all ranks are done, or the run has ended: no other limit is known."""
+    """The profile once all ranks are done, or none can be any more: the run has ended, or is a
+    step further than the last that was profiled, after which ranks write before the next one."""
     while True:
-        ended = client.status(run_id).state in ENDED
+        status = client.status(run_id)
         found = client.profiled(run_id, begun.name)
-        if len(found.ranks) >= ranks or ended:
+        too_late = status.state in ENDED or status.step > begun.last_step
+        if len(found.ranks) >= ranks or too_late:
             return found
         time.sleep(LOOK_S)
 
@@ -60,8 +63,9 @@ def _until_done(client: RunsClient, run_id: str, begun: Profile, ranks: int) -> 
 def _show(one: RankProfile, console: Console) -> None:
     title = f"rank {one.rank}, {one.steps} steps up to {one.last_step}, {one.seconds:.2f} s"
     table = Table("by", "what", "seconds", "share", title=title)
-    for by, seconds in (("phase", one.phases), ("kind", one.kinds), ("operator", one.operators)):
-        _rows(table, by, seconds, one.seconds)
+    _rows(table, "phase", one.phases, one.seconds)
+    for by, seconds in (("kind", one.kinds), ("operator", one.operators)):
+        _rows(table, by, seconds, one.recorded_seconds)
     console.print(table)
     print_line(one.problem or f"trace: {one.trace}", console)
 

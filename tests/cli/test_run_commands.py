@@ -114,6 +114,7 @@ def test_a_profile_is_waited_for_and_shown_as_a_table(
         last_step=4,
         steps=2,
         seconds=2.0,
+        recorded_seconds=1.5,
         phases={"forward_backward": 1.5, "between": 0.5},
         kinds={"matmul": 1.0, "idle": 0.5},
         operators={"aten::mm": 1.0},
@@ -129,9 +130,20 @@ def test_a_profile_is_waited_for_and_shown_as_a_table(
     assert orchestra.posted == [(f"{base}/profile", {"steps": 2, "ranks": [1]})]
     shown = capsys.readouterr().out
     assert "rank 1, 2 steps up to 4, 2.00 s" in shown
-    for part in ("forward_backward", "75%", "aten::mm", "50%", "rank1.trace.json.gz"):
+    for part in ("forward_backward", "75%", "aten::mm", "67%", "rank1.trace.json.gz"):
         assert part in shown
     assert main(["profile", "tiny-1", "--ranks", "one", "--url", orchestra.url]) == 2
+
+
+def test_a_profile_that_no_rank_can_write_any_more_is_not_waited_for(
+    orchestra: Orchestra, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun = Profile(name="step-00000001", folder="/f", last_step=-1)
+    base = "/v1/runs/tiny-1"
+    orchestra.replies["POST", f"{base}/profile"] = (202, begun.model_dump(mode="json"))
+    orchestra.replies["GET", f"{base}/profiles/{begun.name}"] = (200, begun.model_dump(mode="json"))
+    assert main(["profile", "tiny-1", "--url", orchestra.url]) == 1
+    assert "1 ranks left no profile" in capsys.readouterr().out
 
 
 def test_without_an_active_run_there_is_nothing_to_unpause(

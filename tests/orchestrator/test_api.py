@@ -291,7 +291,7 @@ async def test_a_profile_is_asked_of_the_trainer_and_shows_the_ranks_that_are_do
         found = f"/v1/runs/{run_id}/profiles/{name}"
         assert (await http.get(found)).json()["ranks"] == []
         times = {"phases": {"optimizer": 1.0}, "kinds": {"matmul": 0.5}, "operators": {}}
-        done = RankProfile(rank=1, last_step=3, steps=3, seconds=2.0, **times)
+        done = RankProfile(rank=1, last_step=3, steps=3, seconds=2.0, recorded_seconds=2.0, **times)
         replace_file(Path(request.folder) / "rank1.json", done.model_dump_json().encode())
         assert (await http.get(found)).json()["ranks"] == [done.model_dump(mode="json")]
         for wrong, field in (({"ranks": [2]}, "ranks"), ({"steps": 0}, "profile: steps")):

@@ -1,15 +1,18 @@
 """torch's profiler over the steps of real ranks."""
 
+import gzip
+import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 from services.protocol.run.profile import ProfileRequest, RankProfile
 from services.protocol.trainer import RunStart
+from services.trainer.heartbeat import HEARTBEAT
 from services.trainer.step import profiler
 from services.trainer.step.profiler import kind_of
 
@@ -51,19 +54,72 @@ def test_the_chosen_rank_leaves_a_trace_and_where_its_time_went(
     assert {path.name for path in folder.iterdir()} == {"rank1.json", "rank1.trace.json.gz"}
     told = RankProfile.model_validate_json((folder / "rank1.json").read_text())
     assert (told.rank, told.steps, told.last_step, told.problem) == (1, 2, 2, "")
+    assert told.recorded_seconds == pytest.approx(told.seconds, rel=1e-3)
     assert sum(told.phases.values()) == pytest.approx(told.seconds)
     assert {"forward_backward", "optimizer", "snapshot", "between"} == told.phases.keys()
     assert all(told.kinds[kind] > 0 for kind in ("matmul", "optimizer", "other"))
     assert any("mm" in name for name in told.operators)
 
 
-def test_a_trace_without_space_or_of_too_many_events_is_left_out(
+def test_of_many_micro_batches_the_first_are_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with profile(activities=[ProfilerActivity.CPU]) as done:
-        torch.ones(2) + 1
-    assert profiler._problem(tmp_path, done) == ""
-    monkeypatch.setattr(profiler, "free_bytes", lambda _: 7 << 20)
-    assert profiler._problem(tmp_path, done).startswith("7 MiB are free")
-    monkeypatch.setattr(profiler, "MOST_EVENTS", 0)
-    assert "profile fewer steps" in profiler._problem(tmp_path, done)
+    monkeypatch.setattr(profiler.dist, "get_rank", lambda: 0)
+    asked = profiler.StepProfiler("cpu")
+    asked.ask(ProfileRequest(run_id="run", folder=str(tmp_path), steps=4))
+    numbers = torch.ones(2)
+    for step in range(1, 5):
+        asked.before_step()
+        for done in range(1, 11):
+            HEARTBEAT.enter("micro-batch", done, 10)
+            numbers.sin()
+        HEARTBEAT.enter("optimizer")
+        numbers.cos()
+        asked.after_step(step, {})
+    table = RankProfile.model_validate_json((tmp_path / "rank0.json").read_text())
+    with gzip.open(table.trace) as trace:
+        names = Counter(one.get("name") for one in json.load(trace)["traceEvents"])
+    assert (names["aten::sin"], names["aten::cos"]) == (profiler.MOST_PASSES, 4)
+    assert table.recorded_seconds < table.seconds
+    assert sum(table.kinds.values()) == pytest.approx(table.recorded_seconds)
+
+
+def test_what_another_run_was_asked_for_is_dropped(
+    rank_groups: Any,
+    tiny_model: Path,
+    make_start: Callable[..., RunStart],
+    make_batch: Callable[..., Any],
+    tmp_path: Path,
+) -> None:
+    ranks = rank_groups[1]
+    ranks.load(tiny_model)
+    for trained in (0, 1):  # it waits, or is under way
+        ranks.call("start_run", make_start(), 0)
+        folder = tmp_path / str(trained)
+        ranks.call("profile", ProfileRequest(run_id="run", folder=str(folder), steps=2))
+        for step in range(1, trained + 1):
+            ranks.call("train", make_batch(step), step - 1, step)
+        ranks.call("start_run", make_start(f"other-{trained}"), 0)
+        for step in (1, 2, 3):
+            ranks.call("train", make_batch(step), step - 1, step)
+        assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("limit", "told"), [("free_bytes", "7 MiB are free"), ("MOST_EVENTS", "profile fewer steps")]
+)
+def test_a_trace_without_space_or_of_too_many_events_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, told: str
+) -> None:
+    monkeypatch.setattr(profiler.dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(profiler, limit, 0 if limit == "MOST_EVENTS" else lambda _: 7 << 20)
+    asked = profiler.StepProfiler("cpu")
+    asked.ask(ProfileRequest(run_id="run", folder=str(tmp_path), steps=1))
+    asked.before_step()
+    torch.ones(2) + 1
+    asked.after_step(1, {})
+    (file,) = tmp_path.iterdir()
+    table = RankProfile.model_validate_json(file.read_text())
+    assert told in table.problem
+    assert table.trace == ""
+    assert bool(table.operators) == (limit == "free_bytes")

@@ -563,6 +563,22 @@ async def test_a_profile_is_told_to_ranks_before_the_next_step_and_only_once(
     assert called[0][1] == request
 
 
+async def test_a_second_profile_is_refused_until_the_first_is_done_or_another_run_begins(
+    open_service, make_start
+) -> None:
+    service = await open_service(FakeBus(), FakeGroup())
+    await service.start_run(make_start())
+    request = ProfileRequest(run_id="run", folder="/f", steps=2, ranks=(1,))
+    await service.profile(request)
+    for step in (1, 2):
+        with pytest.raises(NotReady, match="profiling for another request"):
+            await service.profile(request)
+        await service.train(batch(step))
+    await service.profile(request)
+    await service.start_run(make_start("other"))
+    await service.profile(request)
+
+
 @pytest.mark.parametrize(
     ("change", "field"), [({"run_id": "other"}, "run_id"), ({"ranks": (2,)}, "ranks")]
 )

@@ -158,7 +158,7 @@ class Run:
 
         Raises:
             InvalidInput: there is no such rank, or no space for the traces.
-            NotReady: the trainer holds no run now.
+            NotReady: the trainer holds no run now, or is profiling.
         """
         context, directory = self._context, self._context.directory
         free, needed = free_bytes(directory.path), PROFILE_SPACE * len(order.ranks)
@@ -170,7 +170,8 @@ class Run:
             run_id=self.progress.run_id, folder=str(folder), **order.model_dump()
         )
         await context.peers.trainer.profile(request)
-        return Profile(name=folder.name, folder=str(folder))
+        last_step = self.progress.step + order.steps
+        return Profile(name=folder.name, folder=str(folder), last_step=last_step)
 
     def stop(self, *, keep_progress: bool = True) -> None:
         """Ask the run to end; `keep_progress` writes a checkpoint, so that nothing is lost."""

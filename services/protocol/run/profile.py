@@ -40,9 +40,11 @@ class RankProfile(StrictModel):
         last_step: the last train step that was profiled.
         steps: how many were.
         seconds: wall time from the beginning of the first to the end of the last.
+        recorded_seconds: of them those in which operators were recorded: all but the later
+            micro-batches of a step.
         phases: seconds by phase; `between`: the rest, such as pushes and waits for a batch.
-        kinds: seconds by kind of operator, of kernels on CUDA; `idle`: the rest.
-        operators: seconds of the largest, those of operators inside them left out.
+        kinds: recorded seconds by kind of operator, of kernels on CUDA; `idle`: the rest.
+        operators: recorded seconds of the largest, those of operators inside them left out.
         trace: its file, for chrome://tracing or Perfetto; empty if there is none.
         problem: why not.
     """
@@ -51,6 +53,7 @@ class RankProfile(StrictModel):
     last_step: int
     steps: int
     seconds: float
+    recorded_seconds: float
     phases: dict[str, float]
     kinds: dict[str, float]
     operators: dict[str, float]
@@ -64,9 +67,11 @@ class Profile(StrictModel):
     Attributes:
         name: of its folder in `profiles` of the run directory.
         folder: of traces and tables.
+        last_step: the train step after which ranks write them; 0: not known any more.
         ranks: those that are done.
     """
 
     name: str
     folder: str
+    last_step: int = 0
     ranks: tuple[RankProfile, ...] = ()

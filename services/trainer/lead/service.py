@@ -78,6 +78,7 @@ class TrainerService:
         self._restored: tuple[RunStart, RankRun] | None = None  # what new ranks have loaded
         self._unsettled = False  # the ranks may be ahead of the published version
         self._profile: ProfileRequest | None = None  # that ranks are to be told of
+        self._profiled_until = 0  # the last step of the one that they were told of
         self._parameters = 0
         self._longest_row: int | None = None
         self._peak_flops: float | None = None
@@ -157,7 +158,9 @@ class TrainerService:
 
     async def profile(self, request: ProfileRequest) -> None:
         """See `Trainer.profile`."""
-        self._running("run_id", request.run_id)
+        run = self._running("run_id", request.run_id)
+        if self._profile is not None or run.step < self._profiled_until:
+            raise NotReady("the trainer is profiling for another request: ask when that is done")
         last = self._config.world_size - 1
         if wrong := [rank for rank in request.ranks if not 0 <= rank <= last]:
             raise InvalidInput("ranks", wrong[0], f"The trainer has ranks 0 to {last}.")
@@ -170,6 +173,7 @@ class TrainerService:
         else:
             loaded = await self._load_and_publish(start)
         self._last_start = start
+        self._profile, self._profiled_until = None, 0  # new ranks, or another run
         step = loaded.step
         self._run = _Run(run_id=start.run_id, step=step, saved_step=step, loaded=loaded)
         self._unsettled = False
@@ -202,6 +206,7 @@ class TrainerService:
             if self._profile is not None:
                 request, self._profile = self._profile, None
                 await self._call("profile", request)
+                self._profiled_until = run.step + request.steps
             steps = await self._step_of_ranks(plan, held, version)
         except InvalidInput:
             self._unsettled = False  # refused before anything was computed

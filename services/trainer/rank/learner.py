@@ -106,6 +106,7 @@ class Learner:
         self._user_loss = load_user_loss(start.algorithm, allowed=self._config.user_losses)
         check_gpu_memory(self._config, start.algorithm)
         check_balance(self._policy, start.algorithm.router_aux_loss_coef)
+        self._profiler.drop()
         self._start, self._algorithm = start, start.algorithm
         self._auxiliary_models = AuxiliaryModels()  # frees those of the run before
         self._auxiliary_models = AuxiliaryModels.load(
