@@ -86,7 +86,10 @@ COUNTED = """## Sizing against measurement
 Each row is one rank in its second train step of two full micro-batches, run with the trainer's own
 model, FSDP2 and update under fake tensors and a fake process group (`python -m
 benchmarks.rank_memory --json`): sizes are real, and nothing is computed. What CUDA, NCCL and
-fragmentation take comes on top. A test holds every row within a tenth.
+fragmentation take comes on top. Host memory is that of offloading here; the rest of it, the copies
+for replicas and for a checkpoint, is measured on two real ranks, and so is the disk of a checkpoint
+(`tests/trainer/test_host_memory.py`). Tests hold every figure within a tenth. No test measures the
+3 GiB that a rank's process is counted with: CUDA's part of it needs a GPU.
 
 """
 TAIL = f"""## For your own file
@@ -100,7 +103,9 @@ Of a rank the sizing counts what it holds (weights, gradients and moments in flo
 and a critic where the run has them) and the moment of a step that needs the most besides, with
 {OVERHEAD_GIB:g} GiB for CUDA, NCCL and fragmentation; of an engine its weights, the KV cache, and
 {ENGINE_GIB:g} GiB for activations and CUDA graphs; then host memory of ranks and engines, and the
-disk of checkpoints. `--run` counts what the run asks for.
+disk of checkpoints. `--run` counts what the run asks for. With `--nodes` or `--cluster` the host
+memory of a node's ranks (`ranks_per_node`) must fit, too; ranks compare it with their own node's
+before they load anything.
 
 A model that does not fit its ranks is refused, with the keys that would make it fit, cheapest
 first. If an engine does not fit: a larger `tensor_parallel_size` or a smaller `max_model_len`.
@@ -184,14 +189,16 @@ def page() -> str:
 
 def _counted() -> str:
     cases = json.loads(BASELINE.read_text(encoding="utf-8"))["cases"]
-    columns = ("model", "ranks", "tokens", "settings", "held, GiB", "sizing", "most, GiB", "sizing")
+    columns = ["model", "ranks", "tokens", "settings"]
+    columns += ["held, GiB", "sizing", "most, GiB", "sizing", "host, GiB", "sizing"]
     lines = [" | ".join(columns), " | ".join(["---"] * len(columns))]
     for case in cases:
         settings = {**case["trainer"], **case["algorithm"]}
         told = ", ".join(f"`{_setting(*one)}`" for one in settings.items())
         figures = (
-            f"{case[key]:.2f}"
-            for key in ("held_gib", "held_gib_by_sizing", "most_gib", "most_gib_by_sizing")
+            f"{case[f'{name}_gib{by}']:.2f}"
+            for name in ("held", "most", "host")
+            for by in ("", "_by_sizing")
         )
         name = case["model"].partition("/")[2]
         lines.append(" | ".join([name, str(case["ranks"]), f"{case['tokens']:,}", told, *figures]))

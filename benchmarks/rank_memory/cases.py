@@ -12,6 +12,7 @@ from millrace_tools.capacity.known_shapes import KNOWN_SHAPES
 from services.protocol.run.algorithm import AlgorithmConfig
 from services.trainer.config import TrainerConfig
 from services.trainer.sizing.held import between_steps
+from services.trainer.sizing.host import offloaded
 from services.trainer.sizing.rank_memory import GIB, rank_bytes
 from services.trainer.sizing.shape import ModelShape
 from services.trainer.sizing.training import Training
@@ -21,6 +22,7 @@ PPO: Mapping[str, Any] = {"advantage": "gae", **KL}
 LORA: Mapping[str, Any] = {"lora": {"rank": 32, "alpha": 64, "push": "adapter"}}
 PLAIN: Mapping[str, Any] = {"activation_checkpointing": False}
 AWAY: Mapping[str, Any] = {"offload": "all", "activation_offload": True}
+AT_HOME: Mapping[str, Any] = {"offload": "all"}
 WHOLE: Mapping[str, Any] = {"gradient_sync": "last_micro_batch"}
 BALANCED: Mapping[str, Any] = {"router_aux_loss_coef": 0.001}
 
@@ -85,6 +87,7 @@ CASES = (
     Case(model="Qwen/Qwen3-14B", ranks=8, tokens=65536, trainer={"context_parallel": 4}),
     Case(model="Qwen/Qwen3-30B-A3B", ranks=8, tokens=4096),
     Case(model="Qwen/Qwen3-30B-A3B", ranks=8, tokens=16384, algorithm=BALANCED),
+    Case(model="mistralai/Mixtral-8x7B-v0.1", ranks=16, tokens=16384),
     Case(model="meta-llama/Llama-3.1-70B", ranks=64, tokens=16384),
     Case(model="Qwen/Qwen2.5-72B", ranks=64, tokens=32768),
 )
@@ -106,6 +109,11 @@ SMALL = tuple(
         Case(model="Qwen/Qwen3-30B-A3B", ranks=8, tokens=16384, algorithm=BALANCED),
         Case(model="meta-llama/Llama-3.1-70B", ranks=64, tokens=16384),
         Case(model="Qwen/Qwen3-14B", ranks=2, tokens=8192, trainer={"moments": "8bit"}),
+        Case(
+            model="Qwen/Qwen3-14B", ranks=8, tokens=8192, trainer={"offload": "all"}, algorithm=PPO
+        ),
+        Case(model="mistralai/Mixtral-8x7B-v0.1", ranks=8, tokens=16384),
+        Case(model="mistralai/Mixtral-8x7B-v0.1", ranks=64, tokens=4096),
     )
     if find_spec("torchao") or "moments" not in case.trainer
 )
@@ -113,7 +121,8 @@ SMALL = tuple(
 
 
 def figures(case: Case) -> dict[str, Any]:
-    """GiB of rank 0 as counted and by the sizing: held as a step begins, and the most in it."""
+    """GiB of rank 0 as counted and by the sizing: held as a step begins, the most in it, and the
+    most in host memory."""
     training = case.training
     with tempfile.TemporaryDirectory() as folder:
         counted = count(case.shape, training.trainer, training.algorithm, Path(folder))
@@ -127,4 +136,6 @@ def figures(case: Case) -> dict[str, Any]:
         "held_gib_by_sizing": round(between_steps(training) / GIB, 2),
         "most_gib": round(counted.step / GIB, 2),
         "most_gib_by_sizing": round(rank_bytes(training) / GIB, 2),
+        "host_gib": round(counted.host / GIB, 2),
+        "host_gib_by_sizing": round(offloaded(training) / GIB, 2),
     }

@@ -143,7 +143,14 @@ def hugging_face(shape: ModelShape) -> dict[str, Any]:
         "tie_word_embeddings": shape.tied,
         "max_position_embeddings": 131072,
     }
-    if shape.experts:
+    if shape.experts and not shape.qk_norm:
+        config |= {
+            "model_type": "mixtral",
+            "num_local_experts": shape.experts,
+            "num_experts_per_tok": shape.active_experts,
+            "sliding_window": None,
+        }
+    elif shape.experts:
         config |= {
             "model_type": "qwen3_moe",
             "num_experts": shape.experts,

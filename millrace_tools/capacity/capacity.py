@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from millrace_tools.capacity.demands import Bundle, ResourceDemand, resources_text
+from millrace_tools.capacity.demands import MEMORY, Bundle, ResourceDemand, resources_text
 from services.protocol.errors import InvalidInput
 
 _NEGLIGIBLE = 1e-6  # Ray counts in ten-thousandths
@@ -50,6 +50,16 @@ class Nodes:
         more = sorted((one.resources.get(resource, 0.0) for one in may), reverse=True)
         there = sum(one.resources.get(resource, 0.0) for one in runs)
         return there + sum(more[: max(0, self.count - len(runs))])
+
+    @property
+    def host_gib(self) -> float:
+        """The most host memory of a node with GPUs, with Ray's object store; 0: none says it."""
+        sizes = [
+            sum(one.resources.get(name, 0.0) for name in MEMORY)
+            for one in self.types
+            if one.count and one.resources.get("GPU")
+        ]
+        return max(sizes, default=0.0) / 2**30
 
     def __str__(self) -> str:
         kinds = [f"{one.count} {one.name}: {resources_text(one.resources)}" for one in self.types]

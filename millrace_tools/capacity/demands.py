@@ -6,7 +6,7 @@ from dataclasses import dataclass
 Bundle = Mapping[str, float]
 """Amounts by Ray's name of the resource: CPU, GPU, memory (bytes), or a custom resource."""
 
-_BYTES = ("memory", "object_store_memory")
+MEMORY = ("memory", "object_store_memory")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ def total(bundles: Sequence[Bundle]) -> Bundle:
 def resources_text(bundle: Bundle) -> str:
     """Such as `4 CPU, 1 GPU`, without resources of which there are 0."""
     amounts = (
-        f"{amount / 2**30:g} GiB {name}" if name in _BYTES else f"{amount:g} {name}"
+        f"{amount / 2**30:g} GiB {name}" if name in MEMORY else f"{amount:g} {name}"
         for name, amount in sorted(bundle.items())
         if amount
     )

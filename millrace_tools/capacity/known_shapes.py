@@ -75,6 +75,18 @@ KNOWN_SHAPES = {
         experts=128,
         active_experts=8,
     ),
+    "mistralai/Mixtral-8x7B-v0.1": ModelShape(
+        layers=32,
+        hidden=4096,
+        intermediate=14336,
+        heads=32,
+        kv_heads=8,
+        head_dim=128,
+        vocabulary=32000,
+        tied=False,
+        experts=8,
+        active_experts=2,
+    ),
     "meta-llama/Llama-3.1-8B": _llama3(32, 4096, 14336, 32),
     "meta-llama/Llama-3.1-70B": _llama3(80, 8192, 28672, 64),
 }

@@ -18,6 +18,7 @@ from services.protocol.errors import InvalidInput
 from services.protocol.run.orchestrator import RunConfig
 from services.protocol.yaml_text import load_yaml
 from services.trainer.config import TrainerConfig
+from services.trainer.sizing.host import check_host
 from services.trainer.sizing.remedies import check_fits
 
 _COMPARED = ("CPU", "GPU")
@@ -72,6 +73,8 @@ def check(arguments: argparse.Namespace, console: Console) -> int:
     training = known_training(deployment.configs, run)
     if training is not None and not arguments.figures:
         check_fits(training, arguments.gpu_gib)
+    if training is not None and nodes is not None and nodes.host_gib:
+        check_host(training, nodes.host_gib)
     asked = check_engine_arguments(deployment.configs, source=arguments.file)  # slow: last
     print_line(f"{arguments.file} is good: {', '.join(deployment.names)}", console)
     if missing := [service for service in SERVICES if service not in deployment.names]:

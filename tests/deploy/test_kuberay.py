@@ -59,6 +59,16 @@ def test_the_services_are_good_and_the_pods_have_room_for_them(
     assert "32 GPU; the nodes have" in capsys.readouterr().out
 
 
+def test_check_compares_host_memory_with_the_pods(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "rayservice.yaml"
+    file.write_text(FILE.read_text().replace("memory: 1500Gi", "memory: 200Gi"))
+    assert main(["check", str(file)]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "of copy for a checkpoint each, and a node has 200.0." in told
+
+
 def test_services_too_large_for_the_pods_are_refused(manifest: dict[str, Any]) -> None:
     _groups(manifest)[2]["maxReplicas"] = _groups(manifest)[2]["replicas"] = 2
     file = RayServiceFile.check(manifest, source="k.yaml")

@@ -4,6 +4,7 @@ Run as a script it imports once, and then forks a rank for every socket that it 
 """
 
 import asyncio
+import ctypes
 import errno
 import gc
 import os
@@ -63,14 +64,19 @@ class RankProcess:
         self._learner = Learner(config)
         return self._learner.model
 
-    def peak_of_load(self, config: TrainerConfig) -> int:
-        """Bytes that loading a model adds to this process's resident memory at most."""
-        self._learner = None
+    def peak_of(self, *calls: tuple[str, tuple[Any, ...]]) -> int:
+        """Bytes that calls add to this process's resident memory at most."""
         gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")  # forgets the peak until now
         before = _resident("VmRSS")
-        self.load(config)
+        for method, given in calls:
+            getattr(self, method)(*given)
         return _resident("VmHWM") - before
+
+    def peak_of_load(self, config: TrainerConfig) -> int:
+        self._learner = None
+        return self.peak_of(("load", (config,)))
 
     def progress_of_load(self, config: TrainerConfig) -> list[tuple[int, int]]:
         """What a load tells of its progress."""

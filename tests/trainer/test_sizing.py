@@ -14,8 +14,10 @@ from benchmarks.rank_memory.cases import Case
 from services.protocol.errors import InvalidInput
 from services.protocol.run.algorithm import AlgorithmConfig, KlConfig
 from services.trainer.config import TrainerConfig
-from services.trainer.rank.gpu_memory import check_gpu_memory
+from services.trainer.rank import memory_limits
+from services.trainer.rank.memory_limits import check_memory
 from services.trainer.sizing.held import between_steps
+from services.trainer.sizing.host import offloaded
 from services.trainer.sizing.rank_memory import GIB, rank_bytes
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +35,7 @@ def counted(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 @pytest.mark.timeout(1000)
-@pytest.mark.parametrize("what", ["held", "most"])
+@pytest.mark.parametrize("what", ["held", "most", "host"])
 def test_the_sizing_says_within_a_tenth_what_a_rank_takes(
     counted: list[dict[str, Any]], what: str
 ) -> None:
@@ -53,6 +55,7 @@ def test_the_large_models_of_the_baseline_are_within_a_tenth() -> None:
         names = ("model", "ranks", "tokens", "trainer", "algorithm")
         training = Case(**{name: case[name] for name in names}).training
         sized = {"held": between_steps(training), "most": rank_bytes(training)}
+        sized["host"] = offloaded(training)
         for what, expected in sized.items():
             assert expected / GIB == pytest.approx(case[f"{what}_gib"], rel=TOLERANCE), case
             # The figure beside it in docs/hardware.md is today's.
@@ -66,10 +69,20 @@ def test_a_rank_refuses_a_model_that_its_gpu_cannot_hold(
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: gpu)
     algorithm = AlgorithmConfig(kl=KlConfig(coefficient=0.01))
-    check_gpu_memory(TrainerConfig(model=str(tiny_model)), algorithm)
+    check_memory(TrainerConfig(model=str(tiny_model)), algorithm)
     config = TrainerConfig(model=str(tiny_model), device="cuda")
     with pytest.raises(InvalidInput, match=r"GiB of its GPU's 3\.0") as refused:
-        check_gpu_memory(config, algorithm)
+        check_memory(config, algorithm)
     assert refused.value.field == "trainer.model"
     gpu.total_memory = 80 * 2**30
-    check_gpu_memory(config, algorithm)
+    check_memory(config, algorithm)
+    monkeypatch.setattr(memory_limits, "node_memory", lambda: 2 * 2**30)
+    with pytest.raises(InvalidInput, match=r"3\.0 of process.* each, and a node has 2\.0"):
+        check_memory(config, algorithm)
+
+
+def test_the_memory_of_a_node_is_at_most_the_limit_of_its_container(tmp_path: Path) -> None:
+    (tmp_path / "memory.max").write_text("1234567\n")
+    assert memory_limits.node_memory(tmp_path) == 1234567
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory_limits.node_memory(tmp_path) > 1234567

@@ -25,7 +25,7 @@ from services.trainer.heartbeat import HEARTBEAT
 from services.trainer.model.attention_share import attention_share
 from services.trainer.model.context_parallel import ContextGroup
 from services.trainer.model.model import Policy, load_initial_weights, load_policy
-from services.trainer.rank.gpu_memory import check_gpu_memory
+from services.trainer.rank.memory_limits import check_memory
 from services.trainer.rank.process_group import make_mesh
 from services.trainer.rank.rank_messages import Digests, RankModel, RankRun, RankStep
 from services.trainer.snapshot.publisher import canary_sequences
@@ -52,7 +52,7 @@ class Learner:
         self._config = config
         self._device = torch.device(config.device)
         self._mesh = make_mesh(config)
-        check_gpu_memory(config, AlgorithmConfig())
+        check_memory(config, AlgorithmConfig())
         self._context_group = ContextGroup.make(config)
         self._policy = load_policy(config, self._mesh, Policy, self._context_group)
         self._touched = False
@@ -104,7 +104,7 @@ class Learner:
                 is good.
         """
         self._user_loss = load_user_loss(start.algorithm, allowed=self._config.user_losses)
-        check_gpu_memory(self._config, start.algorithm)
+        check_memory(self._config, start.algorithm)
         check_balance(self._policy, start.algorithm.router_aux_loss_coef)
         self._profiler.drop()
         self._start, self._algorithm = start, start.algorithm

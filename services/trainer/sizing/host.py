@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
+from services.protocol.errors import InvalidInput
 from services.trainer.sizing import held
 from services.trainer.sizing.held import FLOAT32
 from services.trainer.sizing.training import Training
@@ -72,3 +73,24 @@ def host_parts(training: Training) -> dict[str, float]:
 def checkpoint_disk(training: Training) -> float:
     """Bytes on disk of the checkpoints that a run keeps, and of the one that is being written."""
     return (training.trainer.checkpoints_kept + 1) * checkpoint(training) * training.shards
+
+
+def check_host(training: Training, node_gib: float) -> None:
+    """Refuse ranks whose node has not the host memory that they take.
+
+    Without `ranks_per_node` a node may have one rank or more: one is counted.
+
+    Raises:
+        InvalidInput: with the figure, its parts, and the limit.
+    """
+    together = training.trainer.ranks_per_node or 1
+    parts = {name: size / GIB for name, size in host_parts(training).items()}
+    needed = together * sum(parts.values())
+    if needed <= node_gib:
+        return
+    told = " + ".join(f"{size:.1f} of {name}" for name, size in parts.items())
+    fix = (
+        f"{together} of them need about {needed:.1f} GiB of host memory, {told} each, and a node "
+        f"has {node_gib:.1f}. Spread them over more nodes, offload less, or take larger nodes."
+    )
+    raise InvalidInput("trainer.ranks_per_node", together, fix)

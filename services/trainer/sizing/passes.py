@@ -76,12 +76,13 @@ def saved_in_attention(training: Training) -> float:
 
 def gradients_in_layer(training: Training) -> float:
     """Gradients of activations while one layer goes backward: of the residual stream, and of
-    the widest part: the feed-forward layers' inside, or what narrow experts give back."""
+    the widest part: two inside the feed-forward layers, or three of what narrow experts give
+    back."""
     shape, size = training.shape, training.itemsize
-    widest = shape.intermediate
+    widest = 2 * shape.intermediate
     if shape.experts:
-        widest = shape.active_experts * max(shape.intermediate, shape.hidden)
-    return training.tokens * size * (2 * shape.hidden + 3 * widest)
+        widest = shape.active_experts * max(widest, 3 * shape.hidden)
+    return training.tokens * size * (2 * shape.hidden + widest)
 
 
 def layer_gradients(training: Training) -> float:
@@ -96,10 +97,14 @@ def layer_gradients(training: Training) -> float:
 
 def expert_gradients(training: Training) -> float:
     """Gradients of a layer's experts, the float32 buffer in which they are reduced, and this rank's
-    part of the sum; their weights are let go before."""
+    part of the sum; their weights are let go before. Of experts that lie by their rows the
+    gradients are put in that order first, all but those of the output, a third, let go meanwhile.
+    """
     if training.trainer.lora is not None:
         return 0.0
     size = training.itemsize + FLOAT32 + FLOAT32 / training.shards
+    if training.shape.experts % training.shards:
+        size += training.itemsize / 3
     return size * training.shape.expert_parameters
 
 
