@@ -186,6 +186,9 @@ def _training() -> str:
         "padded": "bare forward and backward passes, rows padded",
         "behaviour": "bare passes without padding; the ratio's anchor is the behaviour policy",
         "proximal": "bare passes and one more forward; the anchor is the proximal policy",
+        "experts": "a mixture of experts: its bare passes without padding",
+        "offload: optimizer": "the same step with `offload: optimizer`, for nothing on a CPU",
+        "offload: all": "the same step with `offload: all`, the same",
     }
     steps = [
         f"{names[name]} | {one['median']:.2f}x | {one['low']:.2f}x to {one['high']:.2f}x"
