@@ -2,14 +2,18 @@
 
 Meeting, headers and the noticing of dead members stay with Gloo. NCCL itself cannot be
 interrupted and does not notice: every transfer is watched, and one that misses its deadline
-aborts the communicator. The link is then broken, and the bus gives a new one.
+aborts the communicator. The link is then broken, and the bus gives a new one. Torch's own watchdog
+would end the process, a trainer's rank or an engine, so it is switched off for these groups.
 
-This has never run on GPUs; its logic is tested with another backend in NCCL's place.
+This has never run on GPUs; its logic is tested with a fake that takes devices and watches as NCCL
+and torch do.
 """
 
 import contextlib
+import os
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -22,6 +26,11 @@ from services.protocol.weights.weight_bus import Link
 from services.transport.gloo import GlooLink, LinkBroken
 
 _POLL_S = 0.0002
+_FOR_EVER = timedelta(days=7)
+"""Torch's time-out of a transfer, far above the link's, which ends it."""
+_NO_WATCHDOG = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
+"""What a group reads when it is made: its watchdog ends nothing, and nothing watches that."""
+_environment = threading.Lock()
 
 MakeGroup = Callable[[Link, int], Any]
 """Makes the process group that passes the bytes, from the link and this end's number in it."""
@@ -36,7 +45,7 @@ class NcclLink(GlooLink):
         address: str,
         member: int = 0,
         *,
-        device: torch.device | None = None,
+        device: torch.device,
         make_group: MakeGroup | None = None,
     ) -> None:
         """See `GlooLink`.
@@ -45,23 +54,24 @@ class NcclLink(GlooLink):
             link: see `GlooLink`.
             address: see `GlooLink`.
             member: see `GlooLink`.
-            device: where bytes wait before and after the wire; this process's GPU.
+            device: where bytes wait before and after the wire: the GPU of this member alone. Not
+                the current one, which CUDA keeps by thread, and which is 0 in a new thread.
             make_group: see `MakeGroup`; NCCL's.
         """
         super().__init__(link, address, member)
-        self._device = device or torch.device("cuda", torch.cuda.current_device())
-        self._make_group = make_group or _nccl_group
+        self._device = device
+        self._make_group = make_group or nccl_group
         self._carrier: Any = None
-        self._on_device = torch.empty(0, dtype=torch.uint8, device=self._device)
+        self._on_device = torch.empty(0, dtype=torch.uint8)
         self._stream: Any = None
-        if self._device.type == "cuda":
-            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
 
     def open(self) -> None:
         """See `GlooLink.open`."""
         super().open()
         try:
-            self._carrier = self._make_group(self.link, self._member)
+            with torch.cuda.device(self._device):
+                self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+                self._carrier = self._make_group(self.link, self._member)
         except RuntimeError as error:
             self.close()
             raise LinkBroken(f"no communicator: {error}") from error
@@ -76,12 +86,12 @@ class NcclLink(GlooLink):
     def _pass_bytes(self, payload: Tensor) -> None:
         if self._carrier is None:
             raise LinkBroken("closed")
-        if payload.numel() > self._on_device.numel():
-            self._on_device = torch.empty(payload.numel(), dtype=torch.uint8, device=self._device)
-        carried = self._on_device[: payload.numel()]
         options = BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
-        with torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext():
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            if payload.numel() > self._on_device.numel():
+                self._on_device = empty_bytes(payload.numel(), self._device)
+            carried = self._on_device[: payload.numel()]
             if self._member == 0:
                 carried.copy_(payload, non_blocking=True)
             self._watch(self._carrier.broadcast([carried], options))
@@ -99,10 +109,38 @@ class NcclLink(GlooLink):
         work.wait()
 
 
-def _nccl_group(link: Link, member: int) -> Any:
+def empty_bytes(count: int, device: torch.device) -> Tensor:
+    """Memory on a GPU."""
+    return torch.empty(count, dtype=torch.uint8, device=device)
+
+
+def nccl_group(link: Link, member: int) -> Any:
+    """A group whose transfers only their caller watches; see `MakeGroup`."""
     # Connections of its own: NCCL waits in the store with the client's lock held.
-    store = TCPStore(link.store_host, link.store_port, is_master=False, wait_for_workers=False)
+    deadline = timedelta(seconds=link.timeout_s)
+    store = TCPStore(
+        link.store_host, link.store_port, is_master=False, timeout=deadline, wait_for_workers=False
+    )
     options = dist.ProcessGroupNCCL.Options()
-    options._timeout = timedelta(seconds=link.timeout_s)
+    options._timeout = _FOR_EVER
+    options.config.blocking = 0  # or a member that dies while the others connect hangs them
     place = PrefixStore(f"{link.prefix}/nccl", store)
-    return dist.ProcessGroupNCCL(place, member, link.world_size, options)
+    seconds = str(max(1, round(link.timeout_s)))
+    with _environ({**_NO_WATCHDOG, "TORCH_NCCL_NONBLOCKING_TIMEOUT": seconds}):
+        return dist.ProcessGroupNCCL(place, member, link.world_size, options)
+
+
+@contextlib.contextmanager
+def _environ(values: Mapping[str, str]) -> Iterator[None]:
+    """Set variables that only a group which is made meanwhile shall see."""
+    with _environment:
+        before = {name: os.environ.get(name) for name in values}
+        os.environ.update(values)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value

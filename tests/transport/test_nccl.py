@@ -1,125 +1,127 @@
-"""The link between GPUs, with Gloo in the place of NCCL and host memory in that of a GPU."""
+"""The link between GPUs over a fake of CUDA and NCCL."""
 
+import os
 import threading
-from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
-from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
+from torch.distributed import TCPStore
 
 from services.protocol.weights.weight_bus import Link, Transport
-from services.transport import links
-from services.transport.gloo import GlooLink, LinkBroken, gloo_options
+from services.transport import links, nccl
+from services.transport.gloo import GlooLink, LinkBroken
 from services.transport.nccl import NcclLink
 
-from .test_gloo import HOST, Source, make_link, make_source
+from .fake_nccl import FakeCuda, FakeNccl
+from .test_gloo import HOST, make_link, make_source
 
-
-class Carrier:
-    """A process group with the methods that are used of NCCL's, which can be made to hang."""
-
-    def __init__(self, link: Link, member: int) -> None:
-        store = TCPStore(HOST, link.store_port, is_master=False, wait_for_workers=False)
-        timeout = timedelta(seconds=10)
-        place = PrefixStore(f"{link.prefix}/bytes", store)
-        self._group = ProcessGroupGloo(place, member, 2, gloo_options(HOST, timeout))
-        self.hangs = self.aborted = False
-
-    def broadcast(self, tensors: list[torch.Tensor], options: Any) -> Any:
-        if self.hangs:
-            return Never()
-        return self._group.broadcast(tensors, options)
-
-    def abort(self) -> None:
-        self.aborted = True
-
-
-class Never:
-    def is_completed(self) -> bool:
-        return False
-
-
-Ends = tuple[NcclLink, NcclLink, dict[int, Carrier]]
+WAIT_S = 300.0
 
 
 @pytest.fixture
-def open_ends() -> Callable[[float], Ends]:
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeNccl:
+    cuda = FakeCuda()
+    made = FakeNccl(cuda)
+    monkeypatch.setattr(torch, "cuda", cuda)
+    monkeypatch.setattr(nccl, "dist", made)
+    monkeypatch.setattr(nccl, "empty_bytes", cuda.empty_bytes)
+    return made
+
+
+@pytest.fixture
+def link() -> Link:
+    """From one trainer rank to an engine of two workers."""
     store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
-
-    def open_both(timeout_s: float) -> Ends:
-        link = replace(make_link(store, timeout_s=timeout_s), transport=Transport.NCCL)
-        carriers: dict[int, Carrier] = {}
-
-        def make_group(link: Link, member: int) -> Carrier:
-            carriers[member] = Carrier(link, member)
-            return carriers[member]
-
-        made = [
-            NcclLink(link, HOST, member, device=torch.device("cpu"), make_group=make_group)
-            for member in (0, 1)
-        ]
-        opening = threading.Thread(target=made[0].open)
-        opening.start()
-        made[1].open()
-        opening.join()
-        return made[0], made[1], carriers
-
-    return open_both
+    made = replace(make_link(store, timeout_s=30.0), world_size=3, transport=Transport.NCCL)
+    object.__setattr__(made, "_store", store)  # which must live as long
+    return made
 
 
-def test_every_bucket_goes_through_the_carrier(open_ends: Callable[[float], Ends]) -> None:
-    sender, receiver, _ = open_ends(10.0)
-    source, sent = make_source(4, [100, 0, 70_000]), []
-    sending = threading.Thread(target=lambda: sent.append(sender.send(source, None)))
-    sending.start()
-    for bucket, expected in enumerate(source.buckets):
-        got = receiver.receive_bucket(version=4, bucket=bucket, nbytes=len(expected))
-        assert torch.equal(got.payload, expected)
-        receiver.release()
-    sending.join(300)
-    assert sent == [70_100]
+def send_and_receive(link: Link, gpus: tuple[int, ...], sizes: list[int]) -> list[Any]:
+    """What each worker has received, or why it has not; every member is a thread, as it is."""
+    source, found = make_source(4, sizes), [None] * len(gpus)
 
-
-def test_a_transfer_that_hangs_is_aborted_at_the_deadline(
-    open_ends: Callable[[float], Ends],
-) -> None:
-    sender, receiver, carriers = open_ends(0.5)
-    for carrier in carriers.values():
-        carrier.hangs = True
-    broken: list[LinkBroken] = []
-
-    def receive() -> None:
+    def member(number: int) -> None:
+        end = NcclLink(link, HOST, number, device=torch.device("cuda", gpus[number]))
         try:
-            receiver.receive_bucket(version=1, bucket=0, nbytes=10)
-        except LinkBroken as error:
-            broken.append(error)
+            end.open()
+            if number == 0:
+                found[0] = end.send(source, None)
+                return
+            found[number] = []
+            for bucket, size in enumerate(sizes):
+                got = end.receive_bucket(version=4, bucket=bucket, nbytes=size)
+                found[number].append(bool(torch.equal(got.payload, source.buckets[bucket])))
+                end.release()
+        except RuntimeError as error:
+            found[number] = error
 
-    receiving = threading.Thread(target=receive)
-    receiving.start()
-    with pytest.raises(LinkBroken, match=r"no transfer in 0\.5 s"):
-        sender.send(source_of_one(), None)
-    receiving.join(300)
-    assert len(broken) == 1
-    assert all(carrier.aborted for carrier in carriers.values())
-    with pytest.raises(LinkBroken, match="closed"):
-        sender.send(source_of_one(), None)
+    threads = [threading.Thread(target=member, args=(one,)) for one in range(len(gpus))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+    return found
 
 
-def source_of_one() -> Source:
-    return make_source(1, [10])
+def test_every_worker_of_an_engine_receives_on_its_own_gpu(fake: FakeNccl, link: Link) -> None:
+    sizes = [100, 0, 70_000]
+    assert send_and_receive(link, (0, 0, 1), sizes) == [70_100, [True] * 3, [True] * 3]
 
 
-def test_the_bus_chooses_the_kind_of_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Transport] = []
-    monkeypatch.setattr(
-        "services.transport.nccl.NcclLink", lambda link, *_: made.append(link.transport)
-    )
-    store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
-    link = make_link(store)
-    links.make_link(replace(link, transport=Transport.NCCL), HOST)
-    assert made == [Transport.NCCL]
+def test_two_workers_on_one_gpu_are_refused_and_the_link_is_broken(
+    fake: FakeNccl, link: Link
+) -> None:
+    sender, *workers = send_and_receive(link, (0, 0, 0), [100])
+    assert isinstance(sender, LinkBroken)
+    for one in (sender, *workers):
+        assert "Duplicate GPU" in str(one)
+
+
+def test_a_transfer_that_hangs_breaks_the_link_and_ends_no_process(
+    fake: FakeNccl, link: Link
+) -> None:
+    fake.hangs = True
+    short = replace(link, timeout_s=0.5)
+    for one in send_and_receive(short, (0, 0, 1), [100]):
+        assert "no transfer in 0.5 s" in str(one)
+    assert all(group.aborted.is_set() for group in fake.made)
+    assert all(group.options._timeout.days >= 1 for group in fake.made)
+    assert fake.ended == []
+
+
+def test_groups_of_torchs_own_keep_their_watchdog(
+    fake: FakeNccl, link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", raising=False)
+    monkeypatch.setenv("TORCH_NCCL_ENABLE_MONITORING", "1")
+    group = nccl.nccl_group(link, 0)
+    assert (group._watches, group.options.config.blocking) == (False, 0)
+    assert "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in os.environ
+    assert os.environ["TORCH_NCCL_ENABLE_MONITORING"] == "1"
+    assert fake.ProcessGroupNCCL(None, 0, 2, group.options)._watches
+
+
+def test_the_fake_ends_a_process_whose_watchdog_was_left_on(
+    fake: FakeNccl, link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nccl, "_NO_WATCHDOG", {})
+    monkeypatch.setattr(nccl, "_FOR_EVER", nccl.timedelta(seconds=0.05))
+    fake.hangs = True
+    send_and_receive(replace(link, timeout_s=0.5), (0, 0, 1), [100])
+    assert sorted(fake.ended) == [0, 1, 2]
+
+
+def test_the_bus_chooses_the_kind_of_an_end(monkeypatch: pytest.MonkeyPatch, link: Link) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr(nccl, "NcclLink", lambda *given, device: made.append(device))
+    gpu = torch.device("cuda", 3)
+    links.make_link(link, HOST, 1, gpu)
+    assert made == [gpu]
+    with pytest.raises(ValueError, match="NCCL passes bytes between GPUs, and this is cpu"):
+        links.make_link(link, HOST, 1, torch.device("cpu"))
     for transport in (Transport.GLOO, Transport.SHARED_MEMORY):
         assert type(links.make_link(replace(link, transport=transport), HOST)) is GlooLink

@@ -184,7 +184,7 @@ class StagedWeightReceiver(WeightTransferEngine[NoInit, StageInfo]):
         """Called by receiving threads; each has a prefix of its own."""
         opened = self._links.get(link.prefix)
         if opened is None:
-            opened = make_link(link, self._host, member=1 + self.parallel_config.rank)
+            opened = make_link(link, self._host, 1 + self.parallel_config.rank, self.device)
             opened.open()
             self._links[link.prefix] = opened
         return opened

@@ -8,7 +8,6 @@ from typing import Literal
 from services.protocol.weights.weight_bus import Link
 from services.transport.bucket import BucketSource, Encoded
 from services.transport.gloo import GlooLink, LinkBroken
-from services.transport.links import make_link
 
 SendFault = Literal["corrupt", "drop"]
 
@@ -16,7 +15,8 @@ SendFault = Literal["corrupt", "drop"]
 class FaultInjector:
     """The rank's event loop injects faults, and its link threads take them."""
 
-    def __init__(self) -> None:
+    def __init__(self, make_link: Callable[[Link, str], GlooLink]) -> None:
+        self._make_link = make_link
         self._next: list[tuple[str, SendFault, int | None]] = []
         self._lock = threading.Lock()
 
@@ -30,7 +30,7 @@ class FaultInjector:
 
     def make_link(self, link: Link, address: str) -> GlooLink:
         """The real end of a link, whose sends can fail."""
-        end = make_link(link, address)
+        end = self._make_link(link, address)
         send = end.send
 
         def faulty(source: BucketSource, base: int | None, *, cancelled: Callable[[], bool]) -> int:

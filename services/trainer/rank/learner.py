@@ -44,6 +44,9 @@ class Learner:
     Every method is collective: all ranks call it with the same arguments, but for each one's
     part of a batch, and an
     `InvalidInput` is raised by all of them before the first collective.
+
+    Attributes:
+        gpu: this rank's; None on CPUs.
     """
 
     def __init__(self, config: TrainerConfig) -> None:
@@ -51,6 +54,9 @@ class Learner:
             eight_bit_adamw("trainer.moments")  # before the model is loaded
         self._config = config
         self._device = torch.device(config.device)
+        # The current device is the calling thread's, torch's here.
+        on_gpu = config.device == "cuda"
+        self.gpu = torch.device("cuda", torch.cuda.current_device()) if on_gpu else None
         self._mesh = make_mesh(config)
         check_memory(config, AlgorithmConfig())
         self._context_group = ContextGroup.make(config)

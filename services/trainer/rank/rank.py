@@ -100,9 +100,11 @@ class TrainerRank:
             memory_domain=memory_domain(),
             has_gpu=self._config.device == "cuda",
         )
-        link_factory: Callable[[Link, str], GlooLink] = make_link
+        link_factory: Callable[[Link, str], GlooLink] = partial(
+            make_link, device=self._loaded().gpu
+        )
         if self._config.allow_fault_injection:
-            self._fault_injector = FaultInjector()
+            self._fault_injector = FaultInjector(link_factory)
             link_factory = self._fault_injector.make_link
         snapshots = self._loaded().snapshots
         member = BusMember(hello, bus_peer(), snapshots, self._address, make_link=link_factory)
