@@ -16,7 +16,7 @@ from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.weights.weight_bus import NAMESPACE
 
 _CONNECT_S = 5.0
-_JOIN_S = 30.0
+_JOIN_S = 60.0
 
 
 @contextmanager

@@ -107,6 +107,7 @@ def test_an_operator_controls_a_replica_and_every_refusal_names_field_value_and_
 
 def test_the_doctor_has_every_node_look_at_itself(address: str) -> None:
     done = millrace("doctor", "--cluster", "--address", address)
+    assert done.stdout, done.stderr
     told = json.loads(done.stdout)
     (node,) = told["nodes"]
     assert node["facts"]["python"] == platform.python_version()
