@@ -118,10 +118,12 @@ def restrict_signals() -> None:
     Raises:
         OSError: the kernel has no scopes (EINVAL before Linux 6.12), or no Landlock.
     """
-    attributes = struct.pack("=3Q", 0, 0, _ALL_SCOPES)
+    # A ruleset that does not name it forbids to move files from one folder to another.
+    attributes = struct.pack("=3Q", _FS_REFER, 0, _ALL_SCOPES)
     ruleset = _syscall(
         LANDLOCK_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0)
     )
+    _allow_beneath(ruleset, "/", _FS_REFER)
     restrict_paths(ruleset)
     os.close(ruleset)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 
 import pytest
 
@@ -9,6 +10,7 @@ from services.protocol.errors import InvalidInput
 from services.protocol.reward.workspaces import ExecCall, PythonCall
 from services.reward_service.workspaces.errors import WorkspaceGone
 from services.reward_service.workspaces.workspace import Workspace
+from services.reward_service.workspaces.workspaces import Workspaces
 from tests.redteam.workspaces.conftest import Open, running_in
 from tests.redteam.workspaces.on_space import FLOODS, SPEC, Flood
 
@@ -21,22 +23,33 @@ BY_ITSELF = {None, "memory", "disk"}
 """Why a flooded workspace may be gone: it holds too much between two calls."""
 OUT_OF_TIME = {"time_limit"}
 """Where others have the processors, the two seconds of a flood are over before it is."""
+BOMBS = {"processes: fork bomb", "processes: fork bomb in Python"}
+"""Of thousands of processes where the kernel's limit is that of a user who has others as well: for
+half a minute the whole machine is slow, and the tests beside it miss their deadlines."""
 SPEC_GIVEN = SPEC.model_dump(exclude_defaults=True)
 
 
 @pytest.mark.parametrize("name", FLOODS)
-async def test_a_flood_ends_by_name_and_harms_nobody(new_workspace: Open, name: str) -> None:
+async def test_a_flood_ends_by_name_and_harms_nobody(
+    new_workspace: Open, workspaces: Workspaces, name: str
+) -> None:
+    if name in BOMBS and shares_user(workspaces):
+        pytest.skip("an ordinary user's processes are counted together")
     flooded, neighbour = await new_workspace(**SPEC_GIVEN), await new_workspace()
     trial = asyncio.gather(_flood(flooded, FLOODS[name]), _work(neighbour))
     gone, _ = await asyncio.wait_for(trial, LIMIT_S)
     assert gone in BY_ITSELF
 
 
-async def test_a_flood_of_a_cell_restarts_the_interpreter_and_says_so(new_workspace: Open) -> None:
+async def test_a_flood_of_a_cell_restarts_the_interpreter_and_says_so(
+    new_workspace: Open, workspaces: Workspaces
+) -> None:
     workspace = await new_workspace(**SPEC_GIVEN)
     gone: set[str | None] = set()
     for name, flood in FLOODS.items():
         if flood.python is None or name in _NOT_A_CELL:
+            continue
+        if name in BOMBS and shares_user(workspaces):
             continue
         await workspace.python(PythonCall(code="of_before = 1", restart=True))
         try:
@@ -55,6 +68,11 @@ async def test_a_flood_of_a_cell_restarts_the_interpreter_and_says_so(new_worksp
         known = after.result == "1"
         assert known != restarted, (name, done, after)
     assert gone <= BY_ITSELF
+
+
+def shares_user(workspaces: Workspaces) -> bool:
+    """Whether programs run as the service's own user."""
+    return workspaces.tier == "B" and os.geteuid() != 0
 
 
 _NOT_A_CELL = {

@@ -30,6 +30,7 @@ from tests.reward_service.workspaces.conftest import (
 )
 
 KILL_ALL = "import os\ntry: os.kill(-1, 9)\nexcept OSError: pass\nprint('alive')"
+MOVE = "mkdir into; mv a into; mv into/a .; cat a"
 LEAVE = "for i in 1 2 3; do (setsid sh -c 'sleep 1000 & sleep 1000' &); done; echo left"
 BOMB = r"""
 import fcntl, os, signal
@@ -60,10 +61,15 @@ async def _use(tier: str) -> list[str]:
     await workspace.python(PythonCall(code="kept = 41"))
     await other.python(PythonCall(code="kept = 1"))
     wrong = []
-    for line, shown in (("cat a; id -u", f"text{NOBODY}\n"), (LEAVE, "left\n")):
+    id_shown = ("cat a; id -u", f"text{NOBODY}\n")
+    for line, shown in (id_shown, (MOVE, "text"), (LEAVE, "left\n")):
         result = await workspace.exec(ExecCall(shell=line))
         if (result.status, result.stdout) != ("ok", shown):
             wrong.append(f"{line}: {result}")
+    await workspace.write("b/c", b"kept")
+    if await workspace.read("b/c", max_bytes=9) != b"kept":
+        wrong.append("a file is not read as it was written")
+    await workspace.remove("b")
     result = await workspace.exec(ExecCall(argv=["python3", "-c", KILL_ALL]))
     if result.stdout != "alive\n":
         wrong.append(f"a signal to all: {result}")
