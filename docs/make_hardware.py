@@ -55,7 +55,8 @@ numbers to write into the deployment file.
 
 **No GPU has measured this page.** Its cells are estimates by the formulas of
 `millrace check --figures`. Those of a rank are held to a count of the tensors of real train steps
-(below), those of an engine to nothing. Leave a margin, and begin with a few steps.
+(below), those of an engine to nothing but the memory of a version that it stages. Leave a margin,
+and begin with a few steps.
 
 You need at least two GPUs: ranks of the trainer and engines share none, so a `gpus_per_rank` of
 0.5 beside an engine does not work, and `millrace check` refuses it. Without a GPU everything runs

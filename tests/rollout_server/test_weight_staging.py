@@ -13,6 +13,7 @@ from services.protocol.weights.weight_bus import Link, SendWeights, StageWeights
 from services.rollout_server.weights.weight_staging import PeerSender, StagedVersion
 from services.transport.bucket import Encoded, Kind, changes, whole
 from services.transport.gloo import GlooLink, LinkBroken
+from tests.resident_memory import most_added
 
 from .conftest import HOST, Fault, Sender
 
@@ -100,6 +101,19 @@ def test_an_abandoned_version_is_never_complete(sender: Sender) -> None:
     gate.set()
     assert staged.error == "abandoned"
     assert not staged.complete
+
+
+def test_a_version_takes_the_memory_of_its_tensors_and_little_more(sender: Sender) -> None:
+    """As the sizing counts it for each that an engine stages or keeps."""
+    order, payloads = sender.order(
+        {f"{index}.weight": torch.randn(512, 512) for index in range(320)}, 3, "e"
+    )
+    with most_added() as found:
+        sender.send(order, payloads)
+        staged = stage(order)
+        wait_until(lambda: staged.complete or staged.error)
+    assert staged.error is None
+    assert found == pytest.approx([320 * 512 * 512 * 4], rel=0.1)
 
 
 def test_links_that_do_not_match_the_ranks_are_refused(sender: Sender) -> None:

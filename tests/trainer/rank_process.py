@@ -4,9 +4,7 @@ Run as a script it imports once, and then forks a rank for every socket that it 
 """
 
 import asyncio
-import ctypes
 import errno
-import gc
 import os
 import resource
 import signal
@@ -15,7 +13,6 @@ import threading
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Client
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -35,6 +32,7 @@ with heavy_imports():
     from services.trainer.rank.learner import Learner
     from services.trainer.rank.process_group import join_group, make_mesh, open_store
     from tests.chaos.calls import BusOverSocket, serve
+    from tests.resident_memory import most_added
     from tests.trainer.halt import Halt
     from tests.trainer.held_bytes import between_passes
 
@@ -66,13 +64,10 @@ class RankProcess:
 
     def peak_of(self, *calls: tuple[str, tuple[Any, ...]]) -> int:
         """Bytes that calls add to this process's resident memory at most."""
-        gc.collect()
-        ctypes.CDLL(None).malloc_trim(0)
-        Path("/proc/self/clear_refs").write_text("5")  # forgets the peak until now
-        before = _resident("VmRSS")
-        for method, given in calls:
-            getattr(self, method)(*given)
-        return _resident("VmHWM") - before
+        with most_added() as found:
+            for method, given in calls:
+                getattr(self, method)(*given)
+        return found[0]
 
     def peak_of_load(self, config: TrainerConfig) -> int:
         self._learner = None
@@ -214,12 +209,6 @@ def _inside(tensor: torch.Tensor) -> list[torch.Tensor]:
     if is_traceable_wrapper_subclass(tensor):
         return [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
     return [tensor]
-
-
-def _resident(kind: str) -> int:
-    """A figure of this process's memory in bytes, as the kernel names it."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{kind}:"))
 
 
 def be_rank(socket: str, rank: int) -> None:
