@@ -2,7 +2,8 @@
 
 from typing import Any
 
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+"""Names by which configurations say how many experts a layer has."""
 _CHOSEN = ("num_experts_per_tok", "top_k_experts")
 
 
@@ -14,7 +15,7 @@ def share_met(text: Any, parameter: str) -> float:
         parameter: its name; only those of experts are met in part, and are counted whole where
             the configuration does not say how many experts a token meets.
     """
-    experts, chosen = _first(text, _EXPERTS), _first(text, _CHOSEN)
+    experts, chosen = _first(text, EXPERTS), _first(text, _CHOSEN)
     if ".experts." not in parameter or experts is None or chosen is None:
         return 1.0
     return chosen / experts

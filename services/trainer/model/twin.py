@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
+from services.trainer.experts.share import EXPERTS
+
 WINDOW = 7
 """Tokens that a layer of a twin sees, where its model has windows."""
 
@@ -125,7 +127,7 @@ def _shrink(config: Any, *, narrow: bool) -> None:
             setattr(config, name, min(value, WINDOW))
         elif "intermediate" in name or name in ("n_inner", "ffn_dim"):
             setattr(config, name, min(value, _INNER))
-        elif name in ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"):
+        elif name in EXPERTS:
             setattr(config, name, min(value, _experts(config)))
     if narrow:
         _narrow(config)
