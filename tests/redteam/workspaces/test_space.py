@@ -23,9 +23,12 @@ BY_ITSELF = {None, "memory", "disk"}
 """Why a flooded workspace may be gone: it holds too much between two calls."""
 OUT_OF_TIME = {"time_limit"}
 """Where others have the processors, the two seconds of a flood are over before it is."""
-BOMBS = {"processes: fork bomb", "processes: fork bomb in Python"}
-"""Of thousands of processes where the kernel's limit is that of a user who has others as well: for
-half a minute the whole machine is slow, and the tests beside it miss their deadlines."""
+BOMBS = {
+    *("processes: fork bomb", "processes: fork bomb in Python"),
+    "processes: children that are never waited for",
+}
+"""Of up to thousands of processes where the kernel's limit is that of a user who has others as
+well: for half a minute the whole machine is slow, and the tests beside it miss their deadlines."""
 SPEC_GIVEN = SPEC.model_dump(exclude_defaults=True)
 
 
