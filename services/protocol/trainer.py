@@ -126,8 +126,8 @@ class RankProgress:
     """What a rank does now.
 
     Attributes:
-        phase: `starting`, `loading`, `micro-batch`, `optimizer`, `snapshot`, `saving`, `scoring`
-            or `idle`.
+        phase: `starting`, `loading`, `scoring`, `micro-batch`, `critic`, `optimizer`, `snapshot`,
+            `saving` or `idle`.
         done: of `total`: bytes where it is loading, else micro-batches begun.
         total: 0 where the phase has no parts.
         marks: signs of progress since the process started; grows alike on ranks in lock-step.

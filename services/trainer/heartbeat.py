@@ -99,7 +99,7 @@ class Heartbeat:
         self._host, self._compiling, self._steps_on_host = True, False, False
         self._pending: deque[DeviceEvent] = deque(maxlen=_PENDING)
         self._now = ("starting", 0, 0)
-        self._told: Callable[[str], None] | None = None
+        self._told: Callable[[str, int], None] | None = None
         self._marks, self._marks_seen = 0, 0
         self._sign_at = self._sampled_at = clock()
         self._cpu_before, self._io_before, self._writeback_before = 0.0, 0, 0
@@ -123,10 +123,11 @@ class Heartbeat:
         self._now = phase, done, total
         self._marks += 1
         if self._told is not None:
-            self._told(phase)
+            self._told(phase, total)
 
-    def when_entered(self, tell: Callable[[str], None] | None) -> None:
-        """Tell of every phase that begins, and of each of its parts; None: no longer."""
+    def when_entered(self, tell: Callable[[str, int], None] | None) -> None:
+        """Tell of every phase that begins and of each of its parts, with their number, 0 for a
+        phase without parts; None: no longer."""
         self._told = tell
 
     def loading(self, done_bytes: int, total_bytes: int) -> None:

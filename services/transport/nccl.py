@@ -125,8 +125,9 @@ def nccl_group(link: Link, member: int) -> Any:
     options._timeout = _FOR_EVER
     options.config.blocking = 0  # or a member that dies while the others connect hangs them
     place = PrefixStore(f"{link.prefix}/nccl", store)
-    seconds = str(max(1, round(link.timeout_s)))
-    with _environ({**_NO_WATCHDOG, "TORCH_NCCL_NONBLOCKING_TIMEOUT": seconds}):
+    # Torch reads it once a process, when the first such group connects; others do not heed it.
+    os.environ.setdefault("TORCH_NCCL_NONBLOCKING_TIMEOUT", str(max(1, round(link.timeout_s))))
+    with _environ(_NO_WATCHDOG):
         return dist.ProcessGroupNCCL(place, member, link.world_size, options)
 
 

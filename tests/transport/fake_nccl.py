@@ -83,6 +83,7 @@ class _Group:
         self._store, self._member, self._size = place
         self._watches = os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3") != "0"
         self._gloo: Any = None
+        self.connects_for = ""
         self.aborted = threading.Event()
 
     def broadcast(self, tensors: list[torch.Tensor], options: Any) -> Any:
@@ -100,6 +101,7 @@ class _Group:
         self.aborted.set()
 
     def _connect(self, device: torch.device) -> None:
+        self.connects_for = os.environ.get("TORCH_NCCL_NONBLOCKING_TIMEOUT", "1800")
         # The sender is on another node, whose GPUs are numbered from 0 as well.
         node = "trainer" if self._member == 0 else "engine"
         self._store.set(f"gpu/{self._member}", f"{node}:{device.index}")

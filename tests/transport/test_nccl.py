@@ -2,6 +2,7 @@
 
 import os
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +25,8 @@ WAIT_S = 300.0
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeNccl:
     cuda = FakeCuda()
     made = FakeNccl(cuda)
+    monkeypatch.setenv("TORCH_NCCL_NONBLOCKING_TIMEOUT", "")  # so that it is put back
+    monkeypatch.delenv("TORCH_NCCL_NONBLOCKING_TIMEOUT")
     monkeypatch.setattr(torch, "cuda", cuda)
     monkeypatch.setattr(nccl, "dist", made)
     monkeypatch.setattr(nccl, "empty_bytes", cuda.empty_bytes)
@@ -31,12 +34,11 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeNccl:
 
 
 @pytest.fixture
-def link() -> Link:
+def link() -> Iterator[Link]:
     """From one trainer rank to an engine of two workers."""
     store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
-    made = replace(make_link(store, timeout_s=30.0), world_size=3, transport=Transport.NCCL)
-    object.__setattr__(made, "_store", store)  # which must live as long
-    return made
+    yield replace(make_link(store, timeout_s=30.0), world_size=3, transport=Transport.NCCL)
+    del store
 
 
 def send_and_receive(link: Link, gpus: tuple[int, ...], sizes: list[int]) -> list[Any]:
@@ -70,6 +72,7 @@ def send_and_receive(link: Link, gpus: tuple[int, ...], sizes: list[int]) -> lis
 def test_every_worker_of_an_engine_receives_on_its_own_gpu(fake: FakeNccl, link: Link) -> None:
     sizes = [100, 0, 70_000]
     assert send_and_receive(link, (0, 0, 1), sizes) == [70_100, [True] * 3, [True] * 3]
+    assert {group.connects_for for group in fake.made} == {"30"}, "the link's deadline"
 
 
 def test_two_workers_on_one_gpu_are_refused_and_the_link_is_broken(

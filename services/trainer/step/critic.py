@@ -12,6 +12,7 @@ from services.protocol.run.algorithm import CriticConfig
 from services.trainer.algorithms.losses.value_loss import value_loss
 from services.trainer.batch.collate import MicroBatch
 from services.trainer.config import TrainerConfig
+from services.trainer.heartbeat import HEARTBEAT
 from services.trainer.model.context_parallel import ContextGroup
 from services.trainer.model.model import Policy, load_policy
 from services.trainer.step.credit import Prepared, Work
@@ -83,6 +84,7 @@ class Critic:
         """
         wrong = []
         for index, prepared in enumerate(work):
+            HEARTBEAT.enter("critic", index + 1, len(work))
             one = prepared.to(self._device)
             held, returns = one.learned()
             self.model.reduce_gradients(index == len(work) - 1)
@@ -91,6 +93,7 @@ class Critic:
             total.backward()  # type: ignore[no-untyped-call]
             diagnostics.add(one.micro.weight, losses.loss, losses.clipped)
             wrong.append(one.micro.row[~losses.loss.detach().isfinite()])
+        HEARTBEAT.enter("optimizer")
         parameters = self.model.trained_parameters()
         norm = update(self.optimizer, parameters, wrong, grad_clip=self._settings.grad_clip)
         diagnostics.add_update(norm)

@@ -1,6 +1,7 @@
 """torch's profiler over some train steps of this rank, and a table of where their time went."""
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -17,8 +18,8 @@ from services.trainer.heartbeat import HEARTBEAT
 MOST_EVENTS = 1_000_000
 """Of a trace that is looked at: about 4 KB of memory and 45 us each, and 400 bytes as text."""
 MOST_PASSES = 16
-"""Micro-batches that are recorded, over all steps of a profile: 0.4 M events of a model with 36
-layers."""
+"""Micro-batches that are recorded of each kind of pass, over all steps of a profile: those of
+training make 0.4 M events of a model with 36 layers."""
 _TOP = 12
 _KINDS = {
     "collectives": ("nccl", "c10d", "gloo:", "fsdp::", "comms", "all_gather", "reduce_scatter"),
@@ -34,8 +35,8 @@ _log = Log("trainer")
 class StepProfiler:
     """Waits for a request, profiles its steps and leaves trace and table in its folder.
 
-    Of each step the first micro-batches are recorded, and all that is no micro-batch. A problem of
-    the files is told in the table; it never breaks a step.
+    Of each step the first micro-batches of scoring, training and the critic are recorded, and all
+    that is no micro-batch. A problem of the files is told in the table; it never breaks a step.
     """
 
     def __init__(self, device: str) -> None:
@@ -46,7 +47,7 @@ class StepProfiler:
         self._request: ProfileRequest | None = None
         self._running: Any = None
         self._phases, self._done = dict[str, float](), 0
-        self._passes, self._records = 0, False
+        self._passes, self._records = Counter[str](), False
         self._began_s = self._changed_s = self._recorded_s = 0.0
 
     def ask(self, request: ProfileRequest) -> None:
@@ -66,7 +67,7 @@ class StepProfiler:
         """A train step begins."""
         if self._request is None:
             return
-        self._passes = 0
+        self._passes.clear()
         if self._running is None:
             self._running = profile(activities=self._activities)
             self._began_s = self._changed_s = time.perf_counter()
@@ -92,12 +93,11 @@ class StepProfiler:
         running.stop()
         self._write(Path(request.folder), running, step, wall_s)
 
-    def _enter(self, phase: str) -> None:
-        """A phase of the step begins, or its next micro-batch."""
+    def _enter(self, phase: str, parts: int) -> None:
+        """A phase of the step begins, or the next of its micro-batches."""
         assert self._request is not None, "called between the two ends of a profile"
-        self._passes += phase == "micro-batch"
-        most = max(1, MOST_PASSES // self._request.steps)
-        self._record(phase != "micro-batch" or self._passes <= most)
+        self._passes[phase] += parts > 0
+        self._record(self._passes[phase] <= max(1, MOST_PASSES // self._request.steps))
 
     def _record(self, records: bool) -> None:
         now = time.perf_counter()

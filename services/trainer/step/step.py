@@ -107,10 +107,7 @@ class TrainStep:
         """
         started = time.perf_counter()
         self._detailed = batch.detailed
-        work = [
-            [self._prepared(rows, held_version, first=index == 0) for rows in several]
-            for index, several in enumerate(batch.micro_batches())
-        ]
+        work = self._prepare(batch, held_version)
         work = assign_credit(work, batch.rewards, self._algorithm, self._context_group.leads)
         if self._auxiliary_models.critic is not None:
             self._values.add_start(work)
@@ -123,6 +120,17 @@ class TrainStep:
             if self._auxiliary_models.critic is not None:
                 self._update_critic(self._auxiliary_models.critic, minibatch, micros)
         return self._outcome(batch.minibatches)
+
+    def _prepare(self, batch: RankBatch, held_version: int) -> list[list[Prepared]]:
+        """The micro-batches of each minibatch, prepared."""
+        minibatches = batch.micro_batches()
+        total = sum(map(len, minibatches))
+        work: list[list[Prepared]] = [[] for _ in minibatches]
+        each = ((index, rows) for index, several in enumerate(minibatches) for rows in several)
+        for done, (index, rows) in enumerate(each, 1):
+            HEARTBEAT.enter("scoring", done, total)
+            work[index].append(self._prepared(rows, held_version, first=index == 0))
+        return work
 
     def _prepared(self, rows: Rows, held_version: int, *, first: bool) -> Prepared:
         """Collate rows, and score them before the first update where the algorithm wants it."""

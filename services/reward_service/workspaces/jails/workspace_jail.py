@@ -174,7 +174,8 @@ class WorkspaceJail:
 
         With namespaces every other ends with it. A guard above it is left to end the others.
         """
-        for kill in (self._kill_agent, *(() if self._is_guarded else (self._kill_process,))):
+        kills = [self._kill_agent] if self._is_guarded else [self._kill_agent, self._kill_process]
+        for kill in kills:
             with contextlib.suppress(ProcessLookupError):
                 kill()
 
