@@ -23,8 +23,9 @@ from services.rollout_server.replica import RolloutReplica
 from services.router.config import RouterConfig
 from services.router.http_app import build_http
 from services.trainer.config import TrainerConfig
-from services.trainer.rank import fault_injector, learner
+from services.trainer.rank import learner
 from services.trainer.rank import rank as rank_module
+from services.transport import links
 from services.weight_bus.actor import WeightBusActor
 from services.weight_bus.config import WeightBusConfig
 from tests.chaos.calls import BusOverSocket, serve
@@ -67,7 +68,9 @@ def run_rank(
 ) -> None:
     ray.util.get_node_ip_address = lambda: HOST  # type: ignore[assignment, misc]
     mock.patch.object(rank_module, "bus_peer", partial(BusOverSocket, bus)).start()
-    mock.patch.object(fault_injector, "make_link", FaultyLink).start()
+    mock.patch.object(
+        links, "make_link", lambda link, address, device: FaultyLink(link, address)
+    ).start()
     mock.patch.object(learner, "Learner", partial(RecordingLearner, Path(weights))).start()
     asyncio.run(_rank(path, config, group, rank))
 

@@ -92,7 +92,7 @@ class FakeBus:
 
 async def test_only_ranks_of_the_first_copy_are_members_of_the_bus(monkeypatch) -> None:
     bus, config = FakeBus(), TrainerConfig(model="m", world_size=4, model_copies=2)
-    loaded = SimpleNamespace(model="described", snapshots=None)
+    loaded = SimpleNamespace(model="described", snapshots=None, gpu=None)
     monkeypatch.setattr(rank_module.ray.util, "get_node_ip_address", lambda: "127.0.0.1")
     monkeypatch.setattr(rank_module, "bus_peer", lambda: bus)
     monkeypatch.setattr(rank_module, "_import_torch", lambda: None)
