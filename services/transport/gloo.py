@@ -201,4 +201,7 @@ def gloo_options(address: str, timeout: timedelta) -> Any:
 
 
 def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n", 1)[0][:200]
+    """The first line, and the last of an error of NCCL, which says why."""
+    lines = str(error).strip().split("\n")
+    told = [lines[0], lines[-1]] if "NCCL" in lines[0] and len(lines) > 1 else lines[:1]
+    return "; ".join(line.strip()[:200] for line in told)

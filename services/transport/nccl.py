@@ -5,8 +5,8 @@ interrupted and does not notice: every transfer is watched, and one that misses 
 aborts the communicator. The link is then broken, and the bus gives a new one. Torch's own watchdog
 would end the process, a trainer's rank or an engine, so it is switched off for these groups.
 
-This has never run on GPUs; its logic is tested with a fake that takes devices and watches as NCCL
-and torch do.
+On GPUs only one end of it has run (`tests/gpu/test_nccl_link.py`); the rest is tested with a fake
+that takes devices and watches as NCCL and torch do.
 """
 
 import contextlib

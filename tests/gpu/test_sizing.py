@@ -1,5 +1,6 @@
 """A step on one GPU beside a plain loop, and its memory beside the sizing."""
 
+import gc
 import json
 import time
 from collections.abc import Iterator
@@ -18,7 +19,9 @@ from services.trainer.rank.process_group import join_group, make_mesh, open_stor
 from services.trainer.sizing.rank_memory import rank_bytes
 from services.trainer.sizing.shape import ModelShape
 from services.trainer.sizing.training import Training
+from services.trainer.step.model_flops import peak_flops
 from services.trainer.step.update import make_adamw, update
+from tests.gpu.test_train_step import batch, learner, train
 
 pytestmark = [
     pytest.mark.gpu,
@@ -27,8 +30,6 @@ pytestmark = [
 
 ROWS, LENGTH = 8, 1024
 LEARNING_RATE = 1e-5
-PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L40": 181e12}
-"""Dense bfloat16, from the makers' data sheets."""
 SHAPE: dict[str, Any] = {
     "vocab_size": 151_936,
     "hidden_size": 1024,
@@ -97,37 +98,59 @@ def test_a_step_has_the_gradient_norm_of_a_plain_loop(model: Path, group: None) 
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"activation_checkpointing": True},
+        {"activation_checkpointing": True, "activation_offload": True},
+        {"offload": "optimizer"},
+        {"offload": "all"},
+        {"moments": "8bit"},
+        {"lora": {"rank": 32, "alpha": 32.0}},
+    ],
+    ids=lambda settings: "-".join(settings) or "plain",
+)
 def test_the_sizing_says_within_a_tenth_what_a_step_takes(
-    model: Path, group: None, checkpointing: bool
+    model: Path, tmp_path: Path, group: None, settings: dict[str, Any]
 ) -> None:
-    config = _config(model, activation_checkpointing=checkpointing)
+    if "moments" in settings:
+        pytest.importorskip("torchao")
+    gc.collect()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
-    policy, optimizer = _policy(config)
-    micro = collate_sequences(_rows()).to(torch.device("cuda"))
-    _step(policy, optimizer, micro)
+    subject = learner(
+        model,
+        tmp_path,
+        device="cuda",
+        dtype="bfloat16",
+        micro_batch_tokens=ROWS * LENGTH,
+        **settings,
+    )
+    work = [batch(2 * ROWS, LENGTH, step) for step in (1, 2)]
+    train(subject, work[0], 0, 1)
     torch.cuda.reset_peak_memory_stats()
     torch.cuda.synchronize()
     began = time.perf_counter()
-    _step(policy, optimizer, micro)
+    done = train(subject, work[1], 1, 2)
     torch.cuda.synchronize()
     seconds = time.perf_counter() - began
     found = torch.cuda.max_memory_allocated() - before
+    free, total = torch.cuda.mem_get_info()
     shape = ModelShape.of(SHAPE | {"model_type": "qwen3"})
-    training = Training(shape=shape, trainer=config)
-    name = torch.cuda.get_device_name()
-    peak = next((value for key, value in PEAK_FLOPS.items() if key in name), None)
-    # 6 flops a parameter and token, PaLM, arXiv 2204.02311, appendix B, without attention's.
-    flops = 6 * training.parameters * 2 * ROWS * LENGTH / seconds
-    print(
-        json.dumps(
-            {
-                "device": name,
-                "most_gib": round(found / 2**30, 2),
-                "by_sizing_gib": round(rank_bytes(training) / 2**30, 2),
-                "mfu": round(flops / peak, 3) if peak else None,
-            }
-        )
-    )
+    training = Training(shape=shape, trainer=subject[0]._config)
+    peak = peak_flops(subject[0]._config)
+    figures = {
+        "device": torch.cuda.get_device_name(),
+        "settings": settings,
+        "most_gib": round(found / 2**30, 2),
+        "by_sizing_gib": round(rank_bytes(training) / 2**30, 2),
+        "beside_tensors_gib": round((total - free - torch.cuda.memory_reserved()) / 2**30, 2),
+        "reserved_gib": round(torch.cuda.max_memory_reserved() / 2**30, 2),
+        "loss": done.metrics["loss"],
+        "grad_norm": done.metrics["grad_norm"],
+        "seconds": round(seconds, 3),
+        "mfu": round(done.flops / seconds / peak, 3) if peak else None,
+    }
+    print(json.dumps(figures))
     assert rank_bytes(training) == pytest.approx(found, rel=0.1)
