@@ -19,7 +19,7 @@ def test_the_first_lines_say_what_for_whom_why_and_the_limit(page: str) -> None:
     first = "\n".join(lines[2:7])
     for wanted in ("reinforcement learning", "engineers and researchers", "verl", "TRL"):
         assert wanted in first
-    assert "**Limit: no GPU has run it yet" in first
+    assert "**Limit: no GPU has run it as a whole yet" in first
     assert "images/demo.svg" in "\n".join(lines[:12])
 
 

@@ -70,10 +70,10 @@ def test_a_checkpoint_takes_the_memory_and_the_disk_that_the_sizing_says(
 def test_torch_pins_as_much_as_is_asked_unless_the_user_sets_its_allocators(monkeypatch) -> None:
     monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-    rank._pin_as_much_as_asked()
+    rank._set_allocators(pins=True)
     assert os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
     monkeypatch.delenv("PYTORCH_ALLOC_CONF")
-    rank._pin_as_much_as_asked()
+    rank._set_allocators(pins=True)
     # Torch says so only where the setting contradicts another one.
     settings = f"pinned_max_cached_size_mb:0,{os.environ['PYTORCH_ALLOC_CONF']}"
     code = f"import torch; torch._C._accelerator_setAllocatorSettings('{settings}')"

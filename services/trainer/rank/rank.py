@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from services.transport.gloo import GlooLink
 
 T = TypeVar("T")
+SEGMENTS_GROW = "expandable_segments:True"
 PINNED_AS_ASKED = "pinned_max_round_threshold_mb:1"
-"""A setting of torch's allocators (2.13)."""
+"""Settings of torch's allocators (2.13)."""
 
 
 def _of_learner(name: str, phase: str) -> Callable[..., Awaitable[Any]]:
@@ -57,8 +58,8 @@ class TrainerRank:
         # Torch takes huge pages for large tensors: with small ones, a snapshot's fresh memory
         # costs several times the copy.
         os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-        if config.offload != "none" or config.activation_offload:
-            _pin_as_much_as_asked()
+        if config.device == "cuda":
+            _set_allocators(pins=config.offload != "none" or config.activation_offload)
         self._torch = ThreadPoolExecutor(
             1, thread_name_prefix="torch", initializer=name_torch_thread
         )
@@ -176,13 +177,16 @@ def _in_phase(phase: str, work: Callable[[], T]) -> T:
         HEARTBEAT.enter("idle")
 
 
-def _pin_as_much_as_asked() -> None:
-    """Torch rounds pinned memory up to powers of two, a third more of what an 8B model offloads.
+def _set_allocators(*, pins: bool) -> None:
+    """Keep torch's allocators from taking more than is asked, unless the user sets them.
 
-    Its other allocator settings are the user's, who then adds this one or not.
+    Without segments that grow, fragments took up to 3.7 GiB beside 9 to 17 GiB of tensors on an
+    H200, with them 1.8 on an H100. Pinned memory is rounded up to powers of two, a third more of
+    what an 8B model offloads.
     """
     if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
-        os.environ["PYTORCH_ALLOC_CONF"] = PINNED_AS_ASKED
+        settings = [SEGMENTS_GROW, PINNED_AS_ASKED] if pins else [SEGMENTS_GROW]
+        os.environ["PYTORCH_ALLOC_CONF"] = ",".join(settings)
 
 
 def _import_torch() -> None:

@@ -7,7 +7,8 @@ from services.trainer.sizing.training import Training
 
 GIB = 2**30
 OVERHEAD_GIB = 4.0
-"""CUDA's context, NCCL's buffers, and what the allocator cannot use for fragmentation."""
+"""CUDA's context (1.3 measured), NCCL's buffers, and what the allocator cannot use for
+fragmentation (1.8 at most, docs/hardware.md)."""
 
 Term = Callable[[Training], float]
 
