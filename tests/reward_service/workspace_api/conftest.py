@@ -21,6 +21,7 @@ from services.reward_service.workspaces.config import WorkspacesConfig
 from services.reward_service.workspaces.workspaces import Workspaces
 
 FAST = {
+    "start_s": 300.0,
     "starts_per_s": 1000.0,
     "starts_at_once": 1000,
     "use_bubblewrap": False,

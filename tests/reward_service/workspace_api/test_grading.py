@@ -68,7 +68,8 @@ async def test_a_workspace_stays_open_where_that_is_asked_for(replica: Replica) 
 async def test_a_wrong_or_hostile_program_earns_a_named_zero(
     replica: Replica, source: str, verdict: str
 ) -> None:
-    test = {**GOOD, "wall_s": 5.0, "cpu_s": 1.0, "output_kb": 16}
+    wall_s = 5.0 if "sleep" in source else 120.0  # others end by themselves or by another limit
+    test = {**GOOD, "wall_s": wall_s, "cpu_s": 1.0, "output_kb": 16}
     path = await opened(replica.http, files={"sums.py": source}, disk_mb=16, memory_mb=256)
     score = await graded(replica, path, tests=[test])
     assert (score["verdict"], score["reward"]) == (verdict, 0.0), score["detail"]
@@ -223,7 +224,8 @@ async def test_sleepers_use_up_their_own_time_and_no_more(replica: Replica) -> N
     path = await opened(replica.http)
     workspace = replica.workspaces.find(path.rpartition("/")[2], owner="")
     score = await grading.grade(workspace, how)
-    assert (str(score.verdict), score.reward, score.run) == ("time_limit", 0.0, 3)
+    assert (str(score.verdict), score.reward) == ("time_limit", 0.0)
+    assert 1 <= score.run <= 3, "of a second each, in 2.5 s"
     await replica.http.delete(path)
 
 
