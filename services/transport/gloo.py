@@ -76,7 +76,7 @@ class GlooLink:
             if client is not None:
                 disconnect(client)  # it may be what failed
             waited = time.monotonic() - started
-            raise LinkBroken(f"not met after {waited:.1f} s: {_first_line(error)}") from error
+            raise LinkBroken(f"not met after {waited:.1f} s: {self._reason(error)}") from error
 
     def send(
         self,
@@ -108,7 +108,7 @@ class GlooLink:
             self.close()
             if isinstance(error, LinkBroken):
                 raise
-            raise LinkBroken(f"after {sent} bytes: {_first_line(error)}") from error
+            raise LinkBroken(f"after {sent} bytes: {self._reason(error)}") from error
         return sent
 
     def receive_bucket(self, *, version: int, bucket: int, nbytes: int) -> Encoded:
@@ -176,6 +176,10 @@ class GlooLink:
         """Pass a payload (uint8, on the host); the only thing that other transports change."""
         self._pass(payload)
 
+    def _reason(self, error: RuntimeError) -> str:
+        """Why an operation failed, in one line."""
+        return str(error).strip().split("\n", 1)[0][:200]
+
     def _meet(self) -> None:
         """Wait until every member is here."""
         if self._group is None:
@@ -198,10 +202,3 @@ def gloo_options(address: str, timeout: timedelta) -> Any:
     options._devices = [ProcessGroupGloo.create_device(hostname=address)]
     options._timeout = timeout
     return options
-
-
-def _first_line(error: BaseException) -> str:
-    """The first line, and the last of an error of NCCL, which says why."""
-    lines = str(error).strip().split("\n")
-    told = [lines[0], lines[-1]] if "NCCL" in lines[0] and len(lines) > 1 else lines[:1]
-    return "; ".join(line.strip()[:200] for line in told)

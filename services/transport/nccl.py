@@ -98,6 +98,12 @@ class NcclLink(GlooLink):
             if self._member != 0:
                 payload.copy_(carried)
 
+    def _reason(self, error: RuntimeError) -> str:
+        # Torch's first line says where it failed; NCCL's own reason follows `Last error:`.
+        _, _, reason = str(error).partition("Last error:")
+        first = super()._reason(error)
+        return f"{first}; {reason.strip()[:200]}" if reason.strip() else first
+
     def _watch(self, work: Any) -> None:
         """Wait for a transfer, and abort it at the deadline."""
         deadline = time.monotonic() + self.link.timeout_s

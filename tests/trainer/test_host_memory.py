@@ -67,10 +67,13 @@ def test_a_checkpoint_takes_the_memory_and_the_disk_that_the_sizing_says(
     assert kept_and_new * written == pytest.approx(host.checkpoint_disk(counted), rel=TOLERANCE)
 
 
-def test_torch_pins_as_much_as_is_asked_unless_the_user_sets_its_allocators(monkeypatch) -> None:
+def test_ranks_set_torchs_allocators_unless_the_user_does(monkeypatch) -> None:
     monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
-    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "backend:native")
     rank._set_allocators(pins=True)
+    assert os.environ["PYTORCH_ALLOC_CONF"] == "backend:native"
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF")
+    rank._set_allocators(pins=False)
     assert os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
     monkeypatch.delenv("PYTORCH_ALLOC_CONF")
     rank._set_allocators(pins=True)

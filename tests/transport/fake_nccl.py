@@ -107,7 +107,10 @@ class _Group:
         self._store.set(f"gpu/{self._member}", f"{node}:{device.index}")
         gpus = [self._store.get(f"gpu/{member}") for member in range(self._size)]
         if len(set(gpus)) < len(gpus):
-            raise RuntimeError(f"Duplicate GPU detected: {gpus}")
+            raise RuntimeError(
+                "NCCL error in: NCCLUtils.cpp:210, invalid usage\nncclInvalidUsage\n"
+                f"Last error:\nDuplicate GPU detected: {gpus}"
+            )
         place = PrefixStore("gloo", self._store)
         group = gloo_options(HOST, timedelta(seconds=60))
         self._gloo = ProcessGroupGloo(place, self._member, self._size, group)
