@@ -55,8 +55,8 @@ numbers to write into the deployment file.
 
 **Its cells are estimates** by the formulas of `millrace check --figures`. Those of a rank are held
 to a count of the tensors of real train steps, and to one GPU with a small model (below), those of
-an engine to nothing but the memory of a version that it stages. Leave a margin,
-and begin with a few steps.
+an engine to nothing but the memory of a version that it stages. Leave a margin, and begin with a
+few steps.
 
 You need at least two GPUs: ranks of the trainer and engines share none, so a `gpus_per_rank` of
 0.5 beside an engine does not work, and `millrace check` refuses it. Without a GPU everything runs
@@ -92,12 +92,12 @@ for replicas and for a checkpoint, is measured on two real ranks, and so is the 
 (`tests/trainer/test_host_memory.py`). Tests hold every figure within a tenth. No test measures the
 3 GiB of host memory that a rank's process is counted with.
 
-One GPU has measured a Qwen3 of 0.5 B parameters, in seven settings of checkpointing, `offload`,
-`moments` and LoRA (`tests/gpu/test_sizing.py -s`; an H200, then an H100, torch 2.11). The sizing is
-0.2 to 4.6 % above the most that its tensors took, 9.1 to 16.6 GiB. CUDA's context took 1.3 GiB
-beside them, and what the allocator could not use 0.2 to 1.8 GiB with the `expandable_segments` that
-ranks set (H100), up to 3.7 GiB without (H200): 4 GiB are counted for both. Larger models, and NCCL
-between GPUs, have not run on one.
+Two GPUs, an H200 and an H100, each measured one rank of a Qwen3 of 0.5 B parameters, in seven
+settings of checkpointing, `offload`, `moments` and LoRA (`tests/gpu/test_sizing.py`, torch 2.11).
+The sizing is 0.2 to 4.6 % above the most that tensors took, 9.1 to 16.6 GiB. CUDA's context took
+1.3 GiB besides. Memory that the allocator reserved and no tensor used was 0.2 to 1.8 GiB with
+`expandable_segments`, which ranks set (H100), and 0.9 to 3.7 GiB without (H200); 4 GiB are counted
+for context and allocator together. Larger models, and NCCL between GPUs, have not run.
 
 """
 TAIL = f"""## For your own file

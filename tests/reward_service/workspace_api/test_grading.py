@@ -215,7 +215,7 @@ async def test_a_jail_that_dies_twice_is_a_crash_and_once_is_run_again(
 
 
 async def test_sleepers_use_up_their_own_time_and_no_more(replica: Replica) -> None:
-    """`grade_run_s` is 20 s here: the tests that are left count as failed."""
+    """`grade_run_s` is 2.5 s here: the tests that are left count as failed."""
     how = GradeWorkspace(
         tests=[ProgramTest(argv=["sleep", "60"], expected="", wall_s=1.0)] * 40, policy="fraction"
     )
