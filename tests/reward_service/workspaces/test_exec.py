@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -138,6 +139,23 @@ async def test_what_a_program_leaves_behind_is_ended_and_the_interpreter_is_not(
     assert (await workspace.python(PythonCall(code="kept"))).result == "1"
 
 
+def thread_states(workspace: Workspace) -> set[str]:
+    """States of all threads of a workspace, as the kernel writes them."""
+    files = [
+        file
+        for process in running(workspace)
+        for file in Path(f"/proc/{process}/task").glob("*/stat")
+    ]
+    return {file.read_text().rpartition(")")[2].split()[0] for file in files}
+
+
+async def stopped(workspace: Workspace) -> None:
+    """Wait until every thread has met its stop signal, which takes a turn on a processor."""
+    async with asyncio.timeout(30):
+        while thread_states(workspace) != {"T"}:  # noqa: ASYNC110  (the kernel tells nobody)
+            await asyncio.sleep(0.005)
+
+
 async def test_a_cell_goes_on_with_what_it_started_and_nothing_runs_meanwhile(
     workspace: Workspace,
 ) -> None:
@@ -152,6 +170,7 @@ async def test_a_cell_goes_on_with_what_it_started_and_nothing_runs_meanwhile(
         "child = subprocess.Popen(['sleep', '1000'])\n"
     )
     assert (await workspace.python(PythonCall(code=code))).status == "ok"
+    await stopped(workspace)
     ended = time.monotonic()
     await asyncio.sleep(0.3)  # the subject itself: time passes, and nothing runs
     begun = time.monotonic()
