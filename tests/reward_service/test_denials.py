@@ -23,5 +23,7 @@ async def test_the_layer_that_stops_an_answer_is_counted(
 ) -> None:
     counted: list[str] = []
     monkeypatch.setattr(RewardMetrics.denials, "inc", lambda _, tags: counted.append(tags["layer"]))
-    await scoring.score([program_job(code, cpu_s=0.5, output_kb=64)])
+    # So short that a busy machine gives it before the wall limit ends the answer, which is longer.
+    cpu_s = 0.1 if LAYERS[code] == "cpu" else 10.0
+    await scoring.score([program_job(code, cpu_s=cpu_s, output_kb=64)])
     assert counted == ([] if LAYERS[code] is None else [LAYERS[code]])
