@@ -75,11 +75,11 @@ class Sizing:
 
     @property
     def engine_host_gib(self) -> float:
-        """Host memory of an engine: each worker stages the whole model, and keeps the version
-        that is served with `keep_copy`."""
+        """Host memory of an engine: one staged model for all its workers, and the version that is
+        served with `keep_copy`."""
         workers = self.rollout.tensor_parallel_size
         copies = 2 if self.rollout.keep_copy else 1
-        return workers * (copies * self.weights_gib + WORKER_GIB)
+        return copies * self.weights_gib + workers * WORKER_GIB
 
     @property
     def kv_gib(self) -> float:
@@ -163,7 +163,7 @@ class Sizing:
                 f"{together} x {sum(host.values()) / GIB:.1f} = "
                 f"{together * sum(host.values()) / GIB:.1f} GiB",
             )
-        copies = rollout.tensor_parallel_size * (2 if rollout.keep_copy else 1)
+        copies = 2 if rollout.keep_copy else 1
         yield (
             "host memory of an engine",
             f"{copies} x {self.weights_gib:.1f} of staged weights + {rollout.tensor_parallel_size}"

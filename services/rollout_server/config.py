@@ -36,7 +36,7 @@ class RolloutServerConfig(StrictModel):
         lora_rank: serve the model's own weights, read from its folder, with a LoRA adapter of
             at most this rank, which the weight bus delivers (`trainer.lora.push: adapter`).
             None: the bus delivers whole models.
-        keep_copy: keep the served version's bytes in host memory, in every engine worker, so
+        keep_copy: keep the served version's bytes in host memory, once for each replica, so
             that changes can be sent instead of everything (`weight_bus.delta_anchor_every`)
             and another replica can be caught up from this one when no trainer is there.
         commit_timeout_s: deadline of each step of a commit, seconds; with "drain" the

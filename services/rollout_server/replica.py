@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -28,6 +29,7 @@ from services.rollout_server.weights.canary import CanaryProver
 from services.rollout_server.weights.engine_loader import EngineLoader
 from services.side_by_side import cancel
 from services.transport.base_digest import base_digest
+from services.transport.receiver import VersionReceiver
 from services.transport.shared_memory import memory_domain
 
 _WATCH_S = 0.1
@@ -106,11 +108,14 @@ class RolloutReplica:
             raise
         loader = EngineLoader(
             self._engine,
+            VersionReceiver(
+                self._node_ip,
+                keeps_copy=self._config.keep_copy,
+                device=torch.device("cuda", 0) if self._config.device == "cuda" else None,
+            ),
             adapter=await self._adapted(self._engine),
-            host=self._node_ip,
             in_flight=self._config.in_flight,
             commit_timeout_s=self._config.commit_timeout_s,
-            keep_copy=self._config.keep_copy,
         )
         self._longest_commit_s = loader.longest_commit_s
         prover = CanaryProver(self._engine, timeout_s=self._config.canary_timeout_s)
@@ -181,7 +186,6 @@ class RolloutReplica:
         return ReplicaHello(
             replica_id=self.replica_id,
             address=self.address,
-            tensor_parallel_size=self._config.tensor_parallel_size,
             committed_version=committed.version if committed is not None else None,
             model=self._config.served_model_name,
             max_model_len=self._config.max_model_len,

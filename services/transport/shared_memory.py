@@ -100,8 +100,8 @@ class BufferPool:
 class Mappings:
     """The buffers of other processes that this one has mapped and used last."""
 
-    def __init__(self) -> None:
-        self._mapped: LRUCache[tuple[int, int, int], Tensor] = LRUCache(_MAPPINGS_KEPT)
+    def __init__(self, kept: int = _MAPPINGS_KEPT) -> None:
+        self._mapped: LRUCache[tuple[int, int, int], Tensor] = LRUCache(kept)
 
     def read(self, place: Place, nbytes: int) -> Tensor:
         """Bytes of another process: uint8, not to be written to.

@@ -40,7 +40,6 @@ class Impostor:
         hello = ReplicaHello(
             replica_id=self.replica_id,
             address=f"http://127.0.0.1:{runner.addresses[0][1]}",
-            tensor_parallel_size=1,
             committed_version=like.committed_version,
             model=like.model,
             max_model_len=like.max_model_len,

@@ -31,7 +31,6 @@ def hello() -> ReplicaHello:
     return ReplicaHello(
         replica_id="r1",
         address="http://127.0.0.1:1",
-        tensor_parallel_size=1,
         committed_version=4,
         model="policy",
         max_model_len=16,

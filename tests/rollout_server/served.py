@@ -16,6 +16,7 @@ from services.rollout_server.config import RolloutServerConfig
 from services.rollout_server.engine.engine_environment import environment
 from services.rollout_server.weights.engine_loader import EngineLoader
 from services.trainer.experts.names import CheckpointNames
+from services.transport.receiver import VersionReceiver
 
 from .conftest import HOST, Fault, Sender, policy
 
@@ -28,7 +29,9 @@ class Served:
     def __init__(self, engine: Any, folder: Path) -> None:
         self.engine = engine
         self.folder = folder
-        self.loader = EngineLoader(engine, host=HOST, in_flight="keep", commit_timeout_s=300)
+        self.loader = EngineLoader(
+            engine, VersionReceiver(HOST), in_flight="keep", commit_timeout_s=300
+        )
         self.policies: dict[str, PreTrainedModel] = {}
         self.next_version = 0
         self.dtype = torch.float32

@@ -22,15 +22,17 @@ from services.rollout_server.engine.engine_arguments import server_arguments
 from services.rollout_server.engine.vllm_patches import adapter_load
 from services.rollout_server.preflight import check_model
 from services.rollout_server.weights.canary import CanaryProver
-from services.rollout_server.weights.engine_loader import EngineLoader, OtherModel, StageFailed
-from services.rollout_server.weights.weight_staging import StagedVersion
+from services.rollout_server.weights.engine_loader import EngineLoader, OtherModel
 from services.transport.base_digest import base_digest
+from services.transport.receiver import VersionReceiver
+from services.transport.shared_memory import BufferPool
+from services.transport.staged_version import StagedVersion, StageFailed
 from services.weight_bus.delivery.canary import largest_gap
+from tests.transport.test_staged_version import open_link
 
 from .conftest import HOST, Fault, Sender, build_model, policy
 from .served import Answer, Served, checkpoint_tensors, serve, whole
 from .test_real_engine import TOLERANCE, scores_of, with_canary
-from .test_weight_staging import open_link, wait_until
 
 RANK, ALPHA = 5, 12.0
 TARGETS = ("q_proj", "v_proj", "o_proj", "up_proj", "down_proj")
@@ -53,10 +55,9 @@ class Adapted:
         requests = AdapterRequests(served.engine, name="policy", base=self.base)
         served.loader = EngineLoader(
             served.engine,
-            host=HOST,
+            VersionReceiver(HOST, keeps_copy=True),
             in_flight="keep",
             commit_timeout_s=300,
-            keep_copy=True,
             adapter=requests,
         )
 
@@ -136,12 +137,12 @@ async def test_a_late_joiner_gets_the_adapter_from_a_peer_as_the_trainer_sent_it
     assert held is not None
     assert held.adapter == Adapter(rank=RANK, alpha=ALPHA, base=adapted.base)
     links = tuple(sender.link(rank, "peer") for rank in range(sender.world_size))
-    joiner, loader = StagedVersion(held, links, open_link), adapted.served.loader
-    sends = [loader.send(SendWeights(version=version, link=link)) for link in links]
+    joiner = StagedVersion(held, links, open_link, pool=BufferPool())
+    receiver = adapted.served.loader.receiver
+    sends = [receiver.send(SendWeights(version=version, link=link)) for link in links]
     assert sum(await asyncio.gather(*sends)) == held.total_bytes
-    await asyncio.to_thread(wait_until, lambda: joiner.complete or joiner.error)
-    assert joiner.error is None
-    got = dict(joiner.named_tensors())
+    await asyncio.wrap_future(joiner.done)
+    got = dict(joiner.bytes.named_tensors())
     assert got.keys() == tensors.keys()
     assert all(torch.equal(got[name], one) for name, one in tensors.items())
 
@@ -200,7 +201,8 @@ async def test_a_whole_model_is_refused_where_adapters_are_served(
 async def test_an_adapter_is_refused_where_whole_models_are_served(sender: Sender) -> None:
     adapter = Adapter(rank=2, alpha=4.0, base="")
     order, _ = sender.order({"x.lora_A.weight": torch.zeros(2, 4)}, 0, "a", adapter=adapter)
-    loader = EngineLoader(SimpleNamespace(), host=HOST, in_flight="keep", commit_timeout_s=1)
+    receiver = VersionReceiver(HOST)
+    loader = EngineLoader(SimpleNamespace(), receiver, in_flight="keep", commit_timeout_s=1)
     with pytest.raises(OtherModel, match=r"an adapter came.*rollout_server.lora_rank"):
         await loader.stage(order)
 

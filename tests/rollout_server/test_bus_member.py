@@ -100,6 +100,8 @@ class ScriptedLoader:
         self.sends: list[str] = []
         self.ended: list[str] = []
         self.error: Exception | None = None
+        self.closed = False
+        self.receiver = self
 
     async def stage(self, order: StageWeights) -> float:
         prefix = order.links[0].prefix
@@ -134,8 +136,11 @@ class ScriptedLoader:
             raise self.error
         return 8
 
-    async def end_sends(self, prefix: str) -> None:
+    def end_sends(self, prefix: str) -> None:
         self.ended.append(prefix)
+
+    def close(self) -> None:
+        self.closed = True
 
     async def drop(self, prefix: str) -> None:
         self.dropped.append(prefix)
@@ -201,7 +206,6 @@ class Scene:
         return ReplicaHello(
             replica_id="r",
             address="http://r",
-            tensor_parallel_size=1,
             committed_version=committed.version if committed else None,
             model="policy",
             max_model_len=16,
@@ -241,7 +245,6 @@ def stage(version: int, prefix: str) -> StageWeights:
         store_host="",
         store_port=0,
         prefix=prefix,
-        world_size=2,
         timeout_s=1,
     )
     return StageWeights(manifest=manifest(version), links=(link,))

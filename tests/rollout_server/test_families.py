@@ -46,7 +46,6 @@ def shared_memory() -> list[str]:
 async def test_every_tensor_parallel_worker_gets_the_same_version(
     tmp_path: Path, sender: Sender
 ) -> None:
-    sender.workers = 2
     config = Qwen3Config(**{**SMALL, "num_key_value_heads": 2}, head_dim=32)
     async with serve(build_model(tmp_path, config=config), tensor_parallel_size=2) as served:
         assert max(await differences(served, sender)) < 1e-5

@@ -11,7 +11,9 @@ from transformers import LlamaConfig, PreTrainedModel
 
 from services.protocol.weights.weights import CanaryLogprobs, WeightManifest
 from services.rollout_server.weights.canary import CanaryProver
-from services.rollout_server.weights.engine_loader import EngineLoader, OtherModel, StageFailed
+from services.rollout_server.weights.engine_loader import EngineLoader, OtherModel
+from services.transport.receiver import VersionReceiver
+from services.transport.staged_version import StageFailed
 from services.weight_bus.delivery.canary import largest_gap
 
 from .conftest import HOST, SMALL, Fault, Sender, build_model, policy
@@ -192,7 +194,9 @@ async def test_a_commit_that_fails_half_way_serves_nothing_until_a_whole_version
     await served.push(sender, seed=5)
     version, served.next_version = served.next_version, served.next_version + 2
     # One that has loaded nothing yet takes the manifest's word for the model.
-    served.loader = EngineLoader(served.engine, host=HOST, in_flight="keep", commit_timeout_s=300)
+    served.loader = EngineLoader(
+        served.engine, VersionReceiver(HOST), in_flight="keep", commit_timeout_s=300
+    )
     tensors = dict(policy(served.folder, 6).named_parameters())
     tensors["model.no_such_parameter"] = torch.zeros(4)
     order, payloads = sender.order(tensors, version, "torn")

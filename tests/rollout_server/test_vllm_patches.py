@@ -26,7 +26,7 @@ from services.rollout_server.engine.vllm_patches import weight_updates
 from services.rollout_server.engine.vllm_patches.argument_parser import ArgumentParser
 from services.rollout_server.engine.vllm_patches.version_spans import put_spans_on_every_output
 from services.rollout_server.preflight import CPU_HEAD_DIMS
-from services.rollout_server.weights.weight_receiver import BACKEND, StagedWeightReceiver
+from services.rollout_server.weights.weight_loader import BACKEND, StagedWeightLoader
 
 
 def test_an_unfinished_output_carries_the_spans_of_all_tokens_so_far() -> None:
@@ -77,7 +77,7 @@ def test_an_argument_has_vllms_own_action_and_a_parsed_value() -> None:
 
 def test_an_engine_is_registered_once_and_an_update_can_be_closed() -> None:
     for _ in range(2):
-        weight_updates.register(BACKEND, StagedWeightReceiver)
+        weight_updates.register(BACKEND, StagedWeightLoader)
     assert BACKEND in WeightTransferEngineFactory._registry
     assert "self._weight_update_active = False" in inspect.getsource(Worker.finish_weight_update)
     worker = SimpleNamespace(_weight_update_active=True)

@@ -114,7 +114,6 @@ def link_to(replica_id: str, prefix: str) -> Link:
         store_host="127.0.0.1",
         store_port=1,
         prefix=prefix,
-        world_size=2,
         timeout_s=1.0,
     )
 

@@ -31,7 +31,6 @@ def make_link(store: TCPStore, prefix: str = "r/1", timeout_s: float = 300.0) ->
         store_host=HOST,
         store_port=store.port,
         prefix=prefix,
-        world_size=2,
         timeout_s=timeout_s,
     )
 

@@ -174,7 +174,6 @@ def hello(
     return ReplicaHello(
         replica_id=replica_id,
         address=f"http://{replica_id}",
-        tensor_parallel_size=1,
         committed_version=committed_version,
         model="policy",
         max_model_len=128,

@@ -13,7 +13,6 @@ class ReplicaHello:
     Attributes:
         replica_id: unique name; a restarted server has a new one.
         address: `http://host:port` of its own OpenAI-compatible server.
-        tensor_parallel_size: engine workers that each open a connection of every link.
         committed_version: version it serves now, None while it has no real weights.
         model: served model name.
         max_model_len: longest prompt plus response in tokens.
@@ -22,14 +21,13 @@ class ReplicaHello:
         keeps_copy: it keeps the bytes of what it serves in host memory: the base of changes,
             and what a late joiner can be given.
         copy: manifest of that copy, None while there is none.
-        memory_domain: see `TrainerHello`; of all its engine workers.
-        has_gpu: see `TrainerHello`; true of every engine worker.
+        memory_domain: see `TrainerHello`.
+        has_gpu: see `TrainerHello`.
         held: what an operator keeps it from.
     """
 
     replica_id: str
     address: str
-    tensor_parallel_size: int
     committed_version: int | None
     model: str
     max_model_len: int

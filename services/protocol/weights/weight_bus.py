@@ -49,14 +49,14 @@ class Link:
 
     Attributes:
         replica_id: the receiver.
-        trainer_rank: the sender's rank; the sender is process 0 of the group and engine
-            worker i is process 1 + i.
+        trainer_rank: the sender's rank; the sender is process 0 of the group and the receiver
+            process 1.
         store_host: address of the bus's rendezvous store.
         store_port: its port.
         prefix: unique per epoch; never used twice.
-        world_size: 1 + tensor_parallel_size.
         timeout_s: deadline of every operation on the link, seconds.
         transport: how bytes pass.
+        world_size: the sender and its receivers.
     """
 
     replica_id: str
@@ -64,9 +64,9 @@ class Link:
     store_host: str
     store_port: int
     prefix: str
-    world_size: int
     timeout_s: float
     transport: Transport = Transport.GLOO
+    world_size: int = 2
 
 
 @dataclass(frozen=True, kw_only=True)

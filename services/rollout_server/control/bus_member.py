@@ -98,6 +98,7 @@ class BusMember:
         await self._end_proof()
         staging = [self._staging[1]] if self._staging else []
         await cancel(*self._tasks, *self._sends.values(), *staging)
+        self._loader.receiver.close()
         with contextlib.suppress(NotReady, TimeoutError):
             await asyncio.wait_for(self._bus.leave(self._id), _STOP_TIMEOUT_S)
 
@@ -206,7 +207,9 @@ class BusMember:
         """Stand in for a trainer rank; the receiver's vote tells the bus of success."""
         report = self._report(Phase.SEND, order.version, prefix=order.link.prefix)
         report = replace(report, replica_id=order.link.replica_id)
-        await self._report_end(report, self._loader.send(order), lambda sent: {"sent_bytes": sent})
+        await self._report_end(
+            report, self._loader.receiver.send(order), lambda sent: {"sent_bytes": sent}
+        )
 
     async def _drop(self, order: DropLinks) -> None:
         try:
@@ -214,7 +217,7 @@ class BusMember:
                 await self._end_staging()
                 await self._loader.drop(order.prefix)
             else:
-                await self._loader.end_sends(order.prefix)
+                self._loader.receiver.end_sends(order.prefix)
         # This order has no report, so the failure is counted here.
         except Exception:
             log.exception("links could not be dropped", replica=self._id, prefix=order.prefix)

@@ -84,7 +84,7 @@ def _chosen(config: RolloutServerConfig) -> dict[str, Any]:
         "enable_prefix_caching": config.in_flight != "keep_stale",
         "enable_scale_out": True,
         "weight_transfer_config": WeightTransferConfig(backend="millrace_staged"),
-        "worker_extension_cls": f"{_PACKAGE}.weights.weight_receiver.WeightReceiverExtension",
+        "worker_extension_cls": f"{_PACKAGE}.weights.weight_loader.WeightLoaderExtension",
         "distributed_executor_backend": f"{_PACKAGE}.engine.vllm_patches.executors.{executor}",
     }
     if config.tracing is not None:

@@ -9,32 +9,25 @@ import msgspec
 
 from services.observability.log import Log
 from services.protocol.weights.replica_control import Hold
-from services.protocol.weights.weight_bus import SendWeights, StageWeights
+from services.protocol.weights.weight_bus import StageWeights
 from services.protocol.weights.weights import WeightManifest, first_difference
 from services.rollout_server.engine.vllm_patches.engine_pause import pause
+from services.transport.receiver import VersionReceiver
+from services.transport.staged_version import StageFailed
 
 if TYPE_CHECKING:  # heavy, and what is here is tested without it
     from vllm.v1.engine.async_llm import AsyncLLM
 
     from services.rollout_server.engine.adapter_requests import AdapterRequests
 
-_POLL_S = 0.01
 _RPC_TIMEOUT_S = 30.0
 _COMMIT_STEPS = 3  # pause, load, resume
 
 log = Log("rollout_server")
 
 
-class StageFailed(RuntimeError):
-    """A version could not be received whole; the served version is untouched."""
-
-
 class OtherModel(StageFailed):
     """The version is not of the model that is served; not a byte of it was received."""
-
-
-class SendFailed(RuntimeError):
-    """Another replica could not be given this one's copy."""
 
 
 class NothingStaged(RuntimeError):
@@ -49,6 +42,7 @@ class EngineLoader:
     """The versions of one engine: at most one staged, at most one committed.
 
     Attributes:
+        receiver: where versions arrive.
         committed: the version served, None before the first commit, after a commit that
             failed half-way, and when what is served is not what the trainer sent.
         torn: a commit failed half-way, or an operator had the weights dropped; generation
@@ -62,15 +56,13 @@ class EngineLoader:
     def __init__(
         self,
         engine: "AsyncLLM",
+        receiver: VersionReceiver,
         *,
-        host: str,
         in_flight: str,
         commit_timeout_s: float,
-        keep_copy: bool = False,
         adapter: "AdapterRequests | None" = None,
     ) -> None:
-        self._engine, self._adapter = engine, adapter
-        self._host, self._keep_copy = host, keep_copy
+        self._engine, self.receiver, self._adapter = engine, receiver, adapter
         self._mode = {"drain": "wait", "abort": "abort"}.get(in_flight, "keep")
         self._clear_cache = in_flight != "keep_stale"
         self._timeout_s = commit_timeout_s
@@ -106,31 +98,27 @@ class EngineLoader:
             StageFailed: a link broke, a deadline passed or bytes were not the manifest's.
         """
         self._refuse_other_model(order.manifest)
+        await self._close_update()
+        seconds = await self.receiver.receive(order)
         info = {
-            "order": msgspec.msgpack.encode(order),
-            "host": self._host,
-            "keep_copy": self._keep_copy,
+            "manifest": msgspec.msgpack.encode(order.manifest),
+            "place": msgspec.msgpack.encode(self.receiver.staged_at()),
         }
-        self._staged = None
-        if self._update_open:
-            await self._rpc("drop_stage")
         self._update_open = True
         async with asyncio.timeout(_RPC_TIMEOUT_S):
             # Handed over together: a busy engine takes calls only between two steps.
             await asyncio.gather(
                 self._engine.start_weight_update(), self._engine.update_weights(_request(info))
             )
-        while True:
-            votes = await self._rpc("stage_vote")
-            failed = [vote["error"] for vote in votes if vote["state"] == "failed"]
-            if failed:
-                # Closes the other links too, so that their senders need not wait.
-                await self._rpc("drop_stage")
-                raise StageFailed(failed[0])
-            if all(vote["state"] == "staged" for vote in votes):
-                self._staged = order.manifest
-                return max(float(vote["seconds"]) for vote in votes)
-            await asyncio.sleep(_POLL_S)
+        self._staged = order.manifest
+        return seconds
+
+    async def _close_update(self) -> None:
+        """Have the workers forget what was staged, so that they take another version."""
+        self._staged = None
+        if self._update_open:
+            await self._rpc("drop_stage")
+            self._update_open = False
 
     def _refuse_other_model(self, manifest: WeightManifest) -> None:
         if (manifest.adapter is None) != (self._adapter is None):
@@ -185,6 +173,7 @@ class EngineLoader:
             self.torn, self.committed, self._staged = False, staged, None
             self._loaded = staged
             self._update_open = False
+            self.receiver.keep()
             if self._adapter is not None:
                 self._adapter.there = True
         finally:
@@ -218,35 +207,12 @@ class EngineLoader:
     @property
     def copy(self) -> WeightManifest | None:
         """The version that is kept in host memory besides being served."""
-        return self.committed if self._keep_copy else None
-
-    async def send(self, order: SendWeights) -> int:
-        """Hand the copy to another replica, in the place of one trainer rank.
-
-        Returns:
-            Payload bytes. Every link operation has its own deadline, so this ends.
-
-        Raises:
-            SendFailed: there is no such copy, the receiver is gone, or the send was called
-                off.
-        """
-        await self._rpc("send_copy", msgspec.msgpack.encode(order), self._host)
-        while True:
-            state = (await self._rpc("send_state", order.link.prefix))[0]
-            if state["error"] is not None:
-                raise SendFailed(state["error"])
-            if state["done"]:
-                return int(state["sent_bytes"])
-            await asyncio.sleep(_POLL_S)
-
-    async def end_sends(self, prefix: str) -> None:
-        """Call off sends whose prefix starts with `prefix`."""
-        await self._rpc("end_sends", prefix)
+        return self.committed if self.receiver.keeps_copy else None
 
     async def drop(self, prefix: str) -> None:
         """Forget links whose prefix starts with `prefix`, and what was staged."""
-        self._staged = None
-        await self._rpc("drop_stage", prefix)
+        self.receiver.drop(prefix)
+        await self._close_update()
 
     async def digests(self) -> list[dict[str, Any]]:
         """Per worker: committed version, digest of its bytes, and whether it is torn."""

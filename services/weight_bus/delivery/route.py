@@ -88,7 +88,6 @@ async def links(
             store_host=host,
             store_port=port,
             prefix=f"{prefix}t{rank}",
-            world_size=1 + replica.hello.tensor_parallel_size,
             timeout_s=context.config.link_timeout_s,
             transport=transport_between(context, sender, replica.hello, plain=plain),
         )

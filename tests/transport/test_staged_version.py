@@ -2,20 +2,20 @@
 
 import contextlib
 import threading
-import time
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 
 from services.protocol.weights.weight_bus import Link, SendWeights, StageWeights
-from services.rollout_server.weights.weight_staging import PeerSender, StagedVersion
 from services.transport.bucket import Encoded, Kind, changes, whole
 from services.transport.gloo import GlooLink, LinkBroken
+from services.transport.peer_sender import PeerSender
+from services.transport.shared_memory import BufferPool
+from services.transport.staged_version import StagedVersion, StageFailed
 from tests.resident_memory import most_added
 
-from .conftest import HOST, Fault, Sender
+from .sender import HOST, Fault, Sender
 
 DEADLINE_S = 300.0
 
@@ -33,15 +33,15 @@ def open_link(link: Link) -> GlooLink:
     return opened
 
 
-def stage(order: StageWeights) -> StagedVersion:
-    return StagedVersion(order.manifest, order.links, open_link)
+def stage(order: StageWeights, base: StagedVersion | None = None) -> StagedVersion:
+    return StagedVersion(order.manifest, order.links, open_link, pool=BufferPool(), base=base)
 
 
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline, pause = time.monotonic() + DEADLINE_S, threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, "deadline"
-        pause.wait(0.005)
+def problem(staged: StagedVersion) -> str:
+    error = staged.done.exception(DEADLINE_S)
+    assert isinstance(error, StageFailed)
+    assert not staged.complete
+    return str(error)
 
 
 def test_shards_of_all_ranks_become_the_full_tensors_bit_for_bit(sender: Sender) -> None:
@@ -50,9 +50,8 @@ def test_shards_of_all_ranks_become_the_full_tensors_bit_for_bit(sender: Sender)
     assert any(order.manifest.bucket_bytes(1, b) == 0 for b in range(len(order.manifest.buckets)))
     sender.send(order, payloads)
     staged = stage(order)
-    wait_until(lambda: staged.complete or staged.error)
-    assert staged.error is None
-    received = dict(staged.named_tensors())
+    staged.done.result(DEADLINE_S)
+    received = dict(staged.bytes.named_tensors())
     assert list(received) == list(expected)
     assert all(torch.equal(received[name], tensor) for name, tensor in expected.items())
 
@@ -72,17 +71,13 @@ def test_a_version_that_does_not_arrive_whole_is_never_complete(
     order, payloads = sender.order(tensors(), 3, "e", target_bytes=64)
     sender.send(order, payloads, fault)
     staged = stage(order)
-    wait_until(lambda: staged.error)
-    assert complaint in str(staged.error)
-    assert not staged.complete
+    assert complaint in problem(staged)
 
 
 def test_a_sender_that_never_comes_is_an_error_at_the_links_deadline(sender: Sender) -> None:
     order, _ = sender.order(tensors(), 3, "e")
     links = tuple(replace(link, timeout_s=0.2) for link in order.links)
-    staged = stage(replace(order, links=links))
-    wait_until(lambda: staged.error)
-    assert not staged.complete
+    assert "trainer rank" in problem(stage(replace(order, links=links)))
 
 
 def test_an_abandoned_version_is_never_complete(sender: Sender) -> None:
@@ -99,8 +94,7 @@ def test_an_abandoned_version_is_never_complete(sender: Sender) -> None:
     assert reached.wait(DEADLINE_S)
     staged.abandon()
     gate.set()
-    assert staged.error == "abandoned"
-    assert not staged.complete
+    assert problem(staged) == "abandoned"
 
 
 def test_a_version_takes_the_memory_of_its_tensors_and_little_more(sender: Sender) -> None:
@@ -111,15 +105,14 @@ def test_a_version_takes_the_memory_of_its_tensors_and_little_more(sender: Sende
     with most_added() as found:
         sender.send(order, payloads)
         staged = stage(order)
-        wait_until(lambda: staged.complete or staged.error)
-    assert staged.error is None
+        staged.done.result(DEADLINE_S)
     assert found == pytest.approx([320 * 512 * 512 * 4], rel=0.1)
 
 
 def test_links_that_do_not_match_the_ranks_are_refused(sender: Sender) -> None:
     order, _ = sender.order(tensors(), 3, "e")
     with pytest.raises(ValueError, match="1 links for 2 trainer ranks"):
-        StagedVersion(order.manifest, order.links[:1], lambda link: pytest.fail("opened"))
+        stage(replace(order, links=order.links[:1]))
 
 
 class Changes:
@@ -162,8 +155,7 @@ def two_versions(sender: Sender) -> tuple[StagedVersion, StageWeights, list[Chan
     first, old = sender.order(before, 3, "e", target_bytes=64)
     sender.send(first, old)
     held = stage(first)
-    wait_until(lambda: held.complete or held.error)
-    assert held.error is None
+    held.done.result(DEADLINE_S)
     order, new = sender.order(after, 4, "f", target_bytes=64)
     return held, order, [Changes(4, *pair) for pair in zip(new, old, strict=True)]
 
@@ -171,14 +163,13 @@ def two_versions(sender: Sender) -> tuple[StagedVersion, StageWeights, list[Chan
 def test_changes_onto_the_version_that_is_here_become_the_very_bytes(sender: Sender) -> None:
     held, order, sources = two_versions(sender)
     threads = send(order, sources, base=3)
-    staged = StagedVersion(order.manifest, order.links, open_link, base=held)
-    wait_until(lambda: staged.complete or staged.error)
-    assert staged.error is None
+    staged = stage(order, base=held)
+    staged.done.result(DEADLINE_S)
     assert {kind for source in sources for kind in source.kinds} == set(Kind)
     expected = tensors()
     expected["c.weight"][3, 4] += 1
     expected["a.weight"] += 1
-    received = dict(staged.named_tensors())
+    received = dict(staged.bytes.named_tensors())
     assert all(torch.equal(received[name], tensor) for name, tensor in expected.items())
     for thread in threads:
         thread.join(DEADLINE_S)
@@ -190,10 +181,8 @@ def test_changes_onto_another_version_or_onto_nothing_are_refused(
 ) -> None:
     held, order, sources = two_versions(sender)
     threads = send(order, sources, base=announced)
-    base = held if announced == 2 else None
-    staged = StagedVersion(order.manifest, order.links, open_link, base=base)
-    wait_until(lambda: staged.error)
-    assert f"changes onto version {announced} came" in str(staged.error)
+    staged = stage(order, base=held if announced == 2 else None)
+    assert f"changes onto version {announced} came" in problem(staged)
     for thread in threads:
         thread.join(DEADLINE_S)
 
@@ -204,10 +193,6 @@ def test_a_copy_gives_another_replica_every_ranks_bytes(sender: Sender) -> None:
     orders = [SendWeights(version=3, link=link) for link in order.links]
     senders = [PeerSender(one, held, HOST) for one in orders]
     staged = stage(order)
-    wait_until(lambda: staged.complete or staged.error)
-    assert staged.error is None
-    wait_until(lambda: all(one.state["done"] for one in senders))
-    assert sum(one.state["sent_bytes"] for one in senders) == order.manifest.total_bytes
-    assert PeerSender(SendWeights(version=4, link=order.links[0]), held, HOST).state["error"] == (
-        "superseded"
-    )
+    staged.done.result(DEADLINE_S)
+    sent = [one.done.result(DEADLINE_S) for one in senders]
+    assert sum(sent) == order.manifest.total_bytes

@@ -1,0 +1,164 @@
+"""vLLM weight-transfer engine that maps a staged version and loads it at once.
+
+vLLM's own engines hold the model on the meta device from start to finish, so generation
+must stand still for the whole transfer and a failed transfer leaves a torn model. Here a version
+has been received and checked outside the engine; `update_weights` only maps it, and the live model
+is untouched until `finish_weight_update`, which runs between two forward steps.
+
+Importing this module registers the engine, which happens in every worker because the
+worker extension below lives here.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+
+from services.protocol.weights.weights import WeightManifest
+from services.rollout_server.engine.vllm_patches import (
+    adapter_load,
+    executors,
+    layerwise_load,
+    weight_updates,
+)
+from services.rollout_server.engine.vllm_patches.cpu_seeds import leave_draws_spent
+from services.transport.shared_memory import Mappings, Place
+from services.transport.version_bytes import VersionBytes, block_bytes
+
+BACKEND = "millrace_staged"
+"""Name under which the engine is registered with vLLM."""
+
+
+@dataclass(kw_only=True)
+class NoInit(WeightTransferInitInfo):
+    """Nothing is set up ahead."""
+
+
+@dataclass(kw_only=True)
+class StagedInfo(WeightTransferUpdateInfo):
+    """Where a worker finds a version.
+
+    Attributes:
+        manifest: `WeightManifest` as msgpack.
+        place: `Place` of its bytes as msgpack.
+    """
+
+    manifest: bytes
+    place: bytes
+
+
+class StagedWeightLoader(WeightTransferEngine[NoInit, StagedInfo]):
+    """One worker's end: at most one staged version, and what is committed.
+
+    Attributes:
+        torn: a load failed half-way, and none has succeeded since.
+        committed: version and digest of what was loaded last.
+    """
+
+    init_info_cls = NoInit
+    update_info_cls = StagedInfo
+    defers_processing = True
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        if hasattr(self.model, "lora_manager"):
+            adapter_load.leave_ends_alone(self.model)
+        self._mappings = Mappings(kept=1)
+        self._staged: VersionBytes | None = None
+        self.torn = False
+        self.committed: dict[str, Any] = {"version": None, "digest": ""}
+
+    def init_transfer_engine(self, init_info: NoInit) -> None:
+        """See `NoInit`."""
+
+    def start_weight_update(self) -> None:
+        """Forget an earlier stage; the model stays live."""
+        self.abandon()
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Map a version that is complete.
+
+        Raises:
+            OSError: its memory cannot be read.
+            ValueError: its memory is gone, or too small for the manifest.
+        """
+        info = self.parse_update_info(update_info)
+        manifest = msgspec.msgpack.decode(info.manifest, type=WeightManifest)
+        place = msgspec.msgpack.decode(info.place, type=Place)
+        self._staged = VersionBytes(manifest, self._mappings.read(place, block_bytes(manifest)))
+
+    def receive_weights(self, update_info: StagedInfo) -> None:
+        """Never called: `update_weights` is overridden."""
+        raise NotImplementedError
+
+    def finish_weight_update(self) -> None:
+        """Load the staged version into the live model.
+
+        Raises:
+            RuntimeError: nothing is staged (the live model is as before), or
+                loading failed half-way (`torn` is then true until a commit succeeds).
+        """
+        staged = self._staged
+        if staged is None:
+            raise RuntimeError("no version is staged")
+        adapter = staged.manifest.adapter
+        if adapter is None:
+            self.torn = True
+            layerwise_load.load(self.model, self.model_config, staged.named_tensors())
+        else:
+            loaded = adapter_load.prepare(self.model, adapter, staged.named_tensors())
+            self.torn = True
+            adapter_load.exchange(self.model, loaded)
+        self.torn = False
+        self.committed = {"version": staged.manifest.version, "digest": staged.manifest.digest}
+        self._staged = None
+
+    def abandon(self) -> None:
+        """Forget what was staged."""
+        self._staged = None
+
+    def shutdown(self) -> None:
+        """Drop everything."""
+        self.abandon()
+
+
+class WeightLoaderExtension:
+    """Worker methods that the replica calls through `collective_rpc`.
+
+    vLLM mixes this class into its worker; the attributes used are the worker's.
+    """
+
+    weight_transfer_engine: StagedWeightLoader
+
+    def unlink_shared_memory(self) -> None:
+        """See `executors.unlink_shared_memory`."""
+        executors.unlink_shared_memory()
+
+    def drop_stage(self) -> None:
+        """Abandon the open update."""
+        self.weight_transfer_engine.abandon()
+        weight_updates.close(self)
+
+    def finish_adapter(self) -> None:
+        """Load a staged adapter and end the update.
+
+        vLLM's own end of an update forgets all adapters, because it takes the weights that
+        they were for to be replaced.
+        """
+        self.weight_transfer_engine.finish_weight_update()
+        weight_updates.close(self)
+
+    def weights_digest(self) -> dict[str, Any]:
+        """Version and digest of the bytes that were loaded last, and whether it is torn."""
+        loader = self.weight_transfer_engine
+        return loader.committed | {"torn": loader.torn}
+
+
+weight_updates.register(BACKEND, StagedWeightLoader)
+# The extension is what vLLM imports in every worker, so the worker's patch goes in here.
+leave_draws_spent()

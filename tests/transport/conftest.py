@@ -1,0 +1,5 @@
+"""Fixtures of several tests here."""
+
+from tests.transport.sender import sender
+
+__all__ = ["sender"]

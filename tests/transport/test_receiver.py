@@ -1,0 +1,128 @@
+"""The receiving end as a whole: its memory, its links, and versions that are called off."""
+
+import asyncio
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+
+from services.protocol.weights.weight_bus import SendWeights
+from services.transport.gloo import LinkBroken
+from services.transport.receiver import VersionReceiver
+from services.transport.shared_memory import Mappings
+from services.transport.staged_version import StageFailed
+from services.transport.version_bytes import VersionBytes, block_bytes
+
+from .sender import HOST, Fault, Sender
+
+DEADLINE_S = 300.0
+
+
+def tensors(first: float = 0.0) -> dict[str, torch.Tensor]:
+    return {"a.weight": torch.arange(64.0).view(8, 8), "b.bias": torch.full((5,), float(first))}
+
+
+async def receive(
+    receiver: VersionReceiver, sender: Sender, version: int, *, epoch: str = "e"
+) -> None:
+    order, payloads = sender.order(tensors(version), version, epoch, target_bytes=64)
+    sender.send(order, payloads)
+    async with asyncio.timeout(DEADLINE_S):
+        await receiver.receive(order)
+
+
+async def test_another_process_can_map_the_version_that_is_staged(sender: Sender) -> None:
+    receiver = VersionReceiver(HOST)
+    order, payloads = sender.order(tensors(7), 3, "e", target_bytes=64)
+    sender.send(order, payloads)
+    await receiver.receive(order)
+    mapped = Mappings().read(receiver.staged_at(), block_bytes(order.manifest))
+    found = dict(VersionBytes(order.manifest, mapped).named_tensors())
+    assert all(torch.equal(found[name], one) for name, one in tensors(7).items())
+
+
+async def test_two_versions_in_turn_use_the_same_memory(sender: Sender) -> None:
+    receiver = VersionReceiver(HOST)
+    await receive(receiver, sender, 3)
+    first = receiver.staged_at()
+    receiver.keep()
+    await receive(receiver, sender, 4)
+    assert receiver.staged_at() == first
+
+
+async def test_a_kept_copy_is_not_written_to_and_can_be_given_to_others(sender: Sender) -> None:
+    receiver, joiner = VersionReceiver(HOST, keeps_copy=True), VersionReceiver(HOST)
+    await receive(receiver, sender, 3)
+    receiver.keep()
+    await receive(receiver, sender, 4)
+    order, _ = sender.order(tensors(3), 3, "peer", target_bytes=64)
+    sends = [receiver.send(SendWeights(version=3, link=link)) for link in order.links]
+    _, *sent = await asyncio.gather(joiner.receive(order), *sends)
+    assert sum(sent) == order.manifest.total_bytes
+
+
+async def test_a_version_that_is_not_kept_is_given_to_nobody(sender: Sender) -> None:
+    receiver = VersionReceiver(HOST)
+    await receive(receiver, sender, 3)
+    receiver.keep()
+    with pytest.raises(LinkBroken, match="superseded"):
+        await receiver.send(SendWeights(version=3, link=sender.link(0, "peer")))
+
+
+async def test_a_version_that_is_called_off_hangs_up_on_every_sender(sender: Sender) -> None:
+    receiver = VersionReceiver(HOST)
+    order, payloads = sender.order(tensors(), 3, "e", target_bytes=64)
+    gate, reached = threading.Event(), threading.Event()
+
+    def hold(bucket: int) -> None:
+        if bucket == 1:
+            reached.set()
+            gate.wait(DEADLINE_S)
+
+    sender.send(order, payloads, before_bucket=hold)
+    receiving = asyncio.create_task(receiver.receive(order))
+    assert await asyncio.to_thread(reached.wait, DEADLINE_S)
+    receiving.cancel()
+    await asyncio.wait({receiving})
+    gate.set()
+    assert receiving.cancelled()
+    await asyncio.to_thread(sender.join)
+    sender.errors.clear()  # of those that had not sent everything
+    await receive(receiver, sender, 4, epoch="f")
+
+
+async def test_a_version_that_fails_leaves_the_copy_and_takes_the_next(sender: Sender) -> None:
+    receiver = VersionReceiver(HOST, keeps_copy=True)
+    await receive(receiver, sender, 3)
+    receiver.keep()
+    order, payloads = sender.order(tensors(4), 4, "e", target_bytes=64)
+    sender.send(order, payloads, Fault(corrupt_bucket=1))
+    with pytest.raises(StageFailed, match="digest of bucket 1"):
+        await receiver.receive(order)
+    await asyncio.to_thread(sender.join)
+    sender.groups.clear()
+    sender.errors.clear()
+    order, payloads = sender.order(tensors(4), 4, "f", target_bytes=64)
+    sender.send(order, payloads)
+    await receiver.receive(replace(order, base=None))
+    with pytest.raises(ValueError, match=r"base: 9 -> The copy here is of version 3"):
+        await receiver.receive(replace(order, base=9))
+
+
+async def test_a_worker_of_an_engine_passes_bytes_through_its_own_gpu(
+    monkeypatch: pytest.MonkeyPatch, sender: Sender
+) -> None:
+    opened: list[object] = []
+
+    def make_link(*given: object) -> object:
+        opened.append(given)
+        raise LinkBroken("noted")
+
+    monkeypatch.setattr("services.transport.receiver.make_link", make_link)
+    gpu = torch.device("cuda", 5)  # not the current one of a receiving thread
+    receiver = VersionReceiver(HOST, device=gpu)
+    order, _ = sender.order(tensors(), 3, "e")
+    with pytest.raises(StageFailed, match="noted"):
+        await receiver.receive(order)
+    assert (order.links[0], HOST, 1, gpu) in opened
