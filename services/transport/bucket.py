@@ -9,7 +9,7 @@ import blake3
 import torch
 from torch import Tensor
 
-from services.transport.shared_memory import Place
+from services.protocol.weights.place import Place
 
 MAGIC = 0x4D494C4C
 """First field of a header; anything else means that the two ends disagree about the stream."""

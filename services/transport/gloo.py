@@ -17,9 +17,12 @@ from torch.distributed import (  # type: ignore[attr-defined]
 )
 
 from services.protocol.weights.weight_bus import Link, Transport
-from services.transport.bucket import FIELDS, BucketSource, Encoded, Header
+from services.transport.bucket import FIELDS, MAGIC, BucketSource, Encoded, Header
 from services.transport.rendezvous import Rendezvous, connect, disconnect
 from services.transport.shared_memory import Mappings
+
+_RECEIVER = 1
+"""The member that asks; others receive the same."""
 
 
 class LinkBroken(RuntimeError):
@@ -46,10 +49,6 @@ class GlooLink:
         self.link = link
         self._address, self._member = address, member
         self._timeout = timedelta(seconds=link.timeout_s)
-        self._broadcast = BroadcastOptions()
-        self._broadcast.rootRank = 0
-        self._broadcast.rootTensor = 0
-        self._broadcast.timeout = self._timeout
         self._barrier = BarrierOptions()
         self._barrier.timeout = self._timeout
         self._group: Any = None  # a ProcessGroupGloo, whose methods torch's stubs do not know
@@ -85,7 +84,7 @@ class GlooLink:
         *,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> int:
-        """Send every bucket: a header, then the bytes unless there are none.
+        """Send the buckets that the receiver lacks: a header, then the bytes unless there are none.
 
         Args:
             source: what to send.
@@ -100,7 +99,7 @@ class GlooLink:
         """
         sent = 0
         try:
-            for bucket in range(source.bucket_count):
+            for bucket in range(self._asked_for(source.version), source.bucket_count):
                 if cancelled():
                     raise LinkBroken("dropped")
                 sent += self._send_bucket(source.version, bucket, source.encoded(bucket, base))
@@ -110,6 +109,25 @@ class GlooLink:
                 raise
             raise LinkBroken(f"after {sent} bytes: {self._reason(error)}") from error
         return sent
+
+    def ask(self, version: int, bucket: int) -> None:
+        """Ask the sender for a version from this bucket on; what came before is here already.
+
+        Raises:
+            RuntimeError: the sender is gone or missed the deadline.
+        """
+        self._pass(torch.tensor([MAGIC, version, bucket]), _RECEIVER)
+
+    def _asked_for(self, version: int) -> int:
+        """The first bucket that the receiver lacks of the version."""
+        if self.link.world_size == 1:
+            return 0
+        numbers = torch.empty(3, dtype=torch.int64)
+        self._pass(numbers, _RECEIVER)
+        magic, asked, bucket = numbers.tolist()
+        if [magic, asked] != [MAGIC, version]:
+            raise LinkBroken(f"version {asked} was asked for, and {version} is to be sent")
+        return int(bucket)
 
     def receive_bucket(self, *, version: int, bucket: int, nbytes: int) -> Encoded:
         """Receive one bucket of this link's sender.
@@ -186,10 +204,13 @@ class GlooLink:
             raise LinkBroken("closed")
         self._group.barrier(self._barrier).wait()
 
-    def _pass(self, tensor: torch.Tensor) -> None:
+    def _pass(self, tensor: torch.Tensor, source: int = 0) -> None:
         if self._group is None:
             raise LinkBroken("closed")
-        self._group.broadcast([tensor], self._broadcast).wait()
+        options = BroadcastOptions()
+        options.rootRank, options.rootTensor = source, 0
+        options.timeout = self._timeout
+        self._group.broadcast([tensor], options).wait()
 
 
 def gloo_options(address: str, timeout: timedelta) -> Any:

@@ -4,26 +4,35 @@ import asyncio
 
 import torch
 
+from services.changes import Changes
+from services.protocol.weights.place import Place
 from services.protocol.weights.weight_bus import Link, SendWeights, StageWeights
+from services.protocol.weights.weights import WeightManifest
 from services.transport.gloo import GlooLink, LinkBroken
 from services.transport.links import make_link
-from services.transport.peer_sender import SUPERSEDED, PeerSender
-from services.transport.shared_memory import BufferPool, Place
+from services.transport.peer_sender import PeerSender
+from services.transport.shared_memory import SharedBuffer
 from services.transport.staged_version import StagedVersion
+from services.transport.version_bytes import block_bytes
 
 
 class VersionReceiver:
     """Receives versions into memory that engine workers map; used by one event loop.
 
     At most one version is staged, and at most one is kept as the copy that changes go onto and
-    that others can be given.
+    that others can be given. Others can also be given the one that is arriving.
 
     Attributes:
         keeps_copy: see `__init__`.
     """
 
     def __init__(
-        self, host: str, *, keeps_copy: bool = False, device: torch.device | None = None
+        self,
+        host: str,
+        *,
+        keeps_copy: bool = False,
+        device: torch.device | None = None,
+        shared: bool = False,
     ) -> None:
         """Open nothing yet: links are opened by the order that first names them.
 
@@ -31,16 +40,30 @@ class VersionReceiver:
             host: address of this node on which links listen.
             keeps_copy: keep the bytes of what is committed.
             device: the GPU through which NCCL passes bytes; None where there is none.
+            shared: engines of this node may still read a version that is no longer kept, and
+                others are given what had changed.
         """
         self._host, self.keeps_copy, self._device = host, keeps_copy, device
+        self._shared = shared
         self._links: dict[str, GlooLink] = {}
-        self._pool = BufferPool()
+        self._spare: SharedBuffer | None = None  # fresh pages would cost more than a copy
         self._staged: StagedVersion | None = None
         self._copy: StagedVersion | None = None
         self._sends: dict[str, PeerSender] = {}
+        self._changes = Changes()
+
+    @property
+    def copy(self) -> WeightManifest | None:
+        """The version that is kept."""
+        return self._copy.manifest if self._copy is not None else None
+
+    @property
+    def place(self) -> Place | None:
+        """Where other processes of this node find the version that is kept."""
+        return self._copy.buffer.place(0) if self._copy is not None else None
 
     async def receive(self, order: StageWeights) -> float:
-        """Receive and check a version in threads of their own.
+        """Receive and check what is not here yet of a version, in threads of their own.
 
         Returns:
             Seconds from start to the last checked byte. Every link operation has its own
@@ -48,57 +71,77 @@ class VersionReceiver:
 
         Raises:
             ValueError: links and manifest do not fit together, or the base is not here.
-            StageFailed: a link broke, a deadline passed or bytes were not the manifest's.
+            StageFailed: a link broke, a deadline passed or bytes were not the manifest's. What
+                has arrived stays for the next attempt.
         """
-        self.abandon()
         wanted = {link.prefix for link in order.links}
         self._links = {prefix: link for prefix, link in self._links.items() if prefix in wanted}
-        staged = self._staged = StagedVersion(
-            order.manifest, order.links, self._open, pool=self._pool, base=self._base(order.base)
-        )
+        staged = await self._place_for(order)
         try:
-            return await asyncio.wrap_future(staged.done)
+            return await asyncio.wrap_future(staged.receive(order.links, self._open))
         except BaseException:
             # Closes the other links too, so that their senders need not wait.
-            if self._staged is staged:
-                self.abandon()
+            self._links = {}
+            staged.stop()
             raise
 
     def staged_at(self) -> Place:
         """Where other processes find the staged version, which is complete."""
         assert self._staged is not None, "received"
-        return self._staged.place
+        return self._staged.buffer.place(0)
 
     def keep(self) -> None:
         """The staged version is loaded: it becomes the copy, or its memory is used again."""
-        self._copy, self._staged = self._staged if self.keeps_copy else None, None
+        staged, self._staged = self._staged, None
+        assert staged is not None, "received"
+        if not self._shared:
+            staged.forget_changes()
+        if not self.keeps_copy:
+            self._give_up(staged)
+            return
+        if self._copy is not None:
+            self._give_up(self._copy)
+        self._copy = staged
+
+    def forget(self) -> None:
+        """Give the memory back: the relay of this node holds what is served."""
+        self.abandon()
+        if self._copy is not None:
+            self._copy.retire()
+        self._copy = self._spare = None
 
     def abandon(self) -> None:
         """Drop what was staged, and links on which bytes may still be under way."""
         if self._staged is not None:
             if not self._staged.complete:
                 self._links = {}
-            self._staged.abandon()
+            self._give_up(self._staged)
             self._staged = None
 
     def drop(self, prefix: str) -> None:
-        """Forget what was staged, and links whose prefix starts with `prefix`."""
-        self.abandon()
+        """Forget links whose prefix starts with `prefix`, and what came over them is no vote."""
+        if self._staged is not None and not self._staged.complete:
+            self._staged.stop()
         self._links = {p: link for p, link in self._links.items() if not p.startswith(prefix)}
 
     async def send(self, order: SendWeights) -> int:
-        """Hand the copy to another receiver, in the place of one trainer rank.
+        """Hand a version to another receiver, in the place of one trainer rank.
+
+        It may still be arriving, or about to.
 
         Returns:
             Payload bytes. Every link operation has its own deadline, so this ends.
 
         Raises:
-            LinkBroken: there is no such copy, the receiver is gone, or the send was called off.
+            LinkBroken: the version is not here, the receiver is gone, or the send was called off.
         """
-        copy, prefix = self._copy, order.link.prefix
-        if copy is None or copy.manifest.version != order.version:
-            raise LinkBroken(SUPERSEDED)
-        sender = self._sends[prefix] = PeerSender(order, copy, self._host)
+        prefix, version = order.link.prefix, order.version
+        await self._changes.until(lambda: self._newest() >= version, timeout_s=order.link.timeout_s)
+        held = next((one for one in self._held() if one.manifest.version == version), None)
+        if held is None:
+            newest = self._newest()
+            raise LinkBroken("superseded" if newest > version else f"version {version} is not here")
+        sender = self._sends[prefix] = PeerSender(order, held, self._host)
         try:
             return await asyncio.wrap_future(sender.done)
         finally:
@@ -116,6 +159,34 @@ class VersionReceiver:
         self.end_sends("")
         self.abandon()
         self._links = {}
+
+    def _held(self) -> tuple[StagedVersion, ...]:
+        return tuple(one for one in (self._staged, self._copy) if one is not None)
+
+    def _newest(self) -> int:
+        return max((one.manifest.version for one in self._held()), default=-1)
+
+    async def _place_for(self, order: StageWeights) -> StagedVersion:
+        """The version as far as it has come, or a new place for it."""
+        manifest, staged = order.manifest, self._staged
+        if staged is not None and not staged.complete and staged.manifest == manifest:
+            await asyncio.to_thread(staged.stop)
+            return staged
+        self.abandon()
+        base, size = self._base(order.base), block_bytes(manifest)
+        if order.in_place and self._copy is not None:
+            self._copy.retire()
+            self._spare, self._copy = self._copy.buffer, None
+        buffer, self._spare = self._spare, None
+        if buffer is None or len(buffer.bytes) != size:
+            buffer = SharedBuffer(size)
+        self._staged = StagedVersion(manifest, buffer, base=base)
+        self._changes.notify()
+        return self._staged
+
+    def _give_up(self, version: StagedVersion) -> None:
+        version.retire()
+        self._spare = None if self._shared else version.buffer
 
     def _base(self, version: int | None) -> StagedVersion | None:
         if version is None:

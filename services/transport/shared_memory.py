@@ -8,12 +8,13 @@ kernel allows to processes of the same user.
 import mmap
 import os
 from collections import deque
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from cachetools import LRUCache
 from torch import Tensor
+
+from services.protocol.weights.place import Place
 
 _MAPPINGS_KEPT = 8
 
@@ -23,23 +24,6 @@ def memory_domain() -> str:
     machine, seen through the same process table, as the same user."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}/{os.readlink('/proc/self/ns/pid')}/{os.getuid()}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """The address of bytes in another process.
-
-    Attributes:
-        pid: process that owns them, as its own process table numbers it.
-        fd: its file descriptor.
-        inode: of the file; tells a descriptor that was closed and given to another file.
-        offset: first byte.
-    """
-
-    pid: int
-    fd: int
-    inode: int
-    offset: int
 
 
 class SharedBuffer:

@@ -2,17 +2,17 @@
 
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 
 from torch import Tensor
 
 from services.protocol.weights.weight_bus import Link
 from services.protocol.weights.weights import TensorSpec, WeightManifest
-from services.transport.bucket import Encoded, Kind, apply_changes, digest
-from services.transport.gloo import GlooLink
-from services.transport.shared_memory import BufferPool
+from services.transport.bucket import Encoded, Kind, apply_changes, digest, whole
+from services.transport.gloo import GlooLink, LinkBroken
+from services.transport.shared_memory import SharedBuffer
 from services.transport.version_bytes import VersionBytes, block_bytes
 
 OpenLink = Callable[[Link], GlooLink]
@@ -27,57 +27,42 @@ class StagedVersion:
     """Full tensors of one version, filled by one thread per trainer rank.
 
     Each thread owns the rank's dim-0 range of every tensor, so the threads never write to
-    the same element. The memory can be mapped by other processes of this node; it goes back to
-    its pool with this object.
+    the same element. An attempt that fails leaves the buckets that have arrived, and the next
+    one goes on behind them. Others can be sent a bucket as soon as it is here.
 
     Attributes:
         manifest: the version.
-        bytes: its tensors; whole when `done` has a result.
-        place: where other processes find the block of `bytes`.
-        done: seconds from the start to the last checked byte, or `StageFailed`.
+        buffer: the memory of its tensors, which other processes of this node can map.
+        bytes: its tensors; whole when `complete`.
     """
 
     def __init__(
         self,
         manifest: WeightManifest,
-        links: tuple[Link, ...],
-        open_link: OpenLink,
+        buffer: SharedBuffer,
         *,
-        pool: BufferPool,
         base: "StagedVersion | None" = None,
     ) -> None:
-        """Start receiving.
+        """Make a place for a version.
 
         Args:
             manifest: what must arrive.
-            links: one per trainer rank, in rank order.
-            open_link: called in the receiving threads.
-            pool: where the memory comes from.
+            buffer: at least `block_bytes(manifest)`; may be the base's, which goes with it.
             base: the version onto which changes may be sent.
 
         Raises:
-            ValueError: the links do not match the manifest's ranks, or the base is of
-                another shape.
+            ValueError: the base is of another shape.
         """
-        if len(links) != manifest.world_size:
-            raise ValueError(f"{len(links)} links for {manifest.world_size} trainer ranks")
         if base is not None and base.layout != (manifest.tensors, manifest.buckets):
             raise ValueError("the version has other tensors or buckets than its base")
-        self._base = base
-        self.manifest = manifest
-        buffer = pool.take(block_bytes(manifest))
-        weakref.finalize(self, pool.give, buffer)
-        self.bytes, self.place = VersionBytes(manifest, buffer.bytes), buffer.place(0)
-        self.done: Future[float] = Future()
-        self.done.set_running_or_notify_cancel()  # a waiter that is cancelled cancels nothing here
-        self._open_link = open_link
-        self._waiting_for = set(range(len(links)))
-        self._lock = threading.Lock()
-        self._started = time.monotonic()
-        for link in links:
-            threading.Thread(
-                target=self._receive, args=(link,), name=f"weights {link.prefix}", daemon=True
-            ).start()
+        self.manifest, self.buffer, self._base = manifest, buffer, base
+        self.bytes = VersionBytes(manifest, buffer.bytes[: block_bytes(manifest)])
+        self._arrived = [0] * manifest.world_size
+        self._changes: dict[tuple[int, int], Encoded] = {}
+        self._moved = threading.Condition()
+        self._writing = [threading.Lock() for _ in self._arrived]
+        self._attempt: Future[float] = Future()
+        self._retired = False
 
     @property
     def layout(self) -> tuple[tuple[TensorSpec, ...], tuple[tuple[int, int], ...]]:
@@ -87,54 +72,134 @@ class StagedVersion:
     @property
     def complete(self) -> bool:
         """Every byte of every rank is here and its digest is right."""
-        return self.done.done() and self.done.exception() is None
+        return all(count == len(self.manifest.buckets) for count in self._arrived)
 
-    def abandon(self) -> None:
-        """Drop the bytes; threads end at their next bucket or at their link's deadline."""
-        self._fail("abandoned")
+    def receive(self, links: tuple[Link, ...], open_link: OpenLink) -> Future[float]:
+        """Begin an attempt: receive what is not here yet.
 
-    def _fail(self, error: str) -> None:
-        with self._lock:
-            if not self.done.done():
-                self.done.set_exception(StageFailed(error))
+        Args:
+            links: one per trainer rank, in rank order.
+            open_link: called in the receiving threads.
 
-    def _receive(self, link: Link) -> None:
+        Returns:
+            Seconds from its start to the last checked byte, or `StageFailed`.
+
+        Raises:
+            ValueError: the links do not match the manifest's ranks.
+        """
+        if len(links) != self.manifest.world_size:
+            raise ValueError(f"{len(links)} links for {self.manifest.world_size} trainer ranks")
+        attempt = self._attempt = Future()
+        attempt.set_running_or_notify_cancel()  # a waiter that is cancelled cancels nothing here
+        began = time.monotonic()
+        for link in links:
+            threading.Thread(
+                target=self._receive,
+                args=(link, open_link, attempt, began),
+                name=f"weights {link.prefix}",
+                daemon=True,
+            ).start()
+        return attempt
+
+    def stop(self, error: str = "abandoned") -> None:
+        """End the attempt; after it nothing is written any more, and its threads end at their next
+        bucket or at their link's deadline."""
+        self._fail(self._attempt, error)
+        for lock in self._writing:
+            with lock:
+                pass
+
+    def retire(self) -> None:
+        """The memory is about to be used for another version: nobody is sent this one any more."""
+        self.stop("superseded")
+        with self._moved:
+            self._retired = True
+            self._moved.notify_all()
+
+    def forget_changes(self) -> None:
+        """Send others whole buckets from now on: what had changed is no longer kept."""
+        self._changes = {}
+
+    def encoded(self, rank: int, bucket: int, base: int | None, timeout_s: float) -> Encoded:
+        """What trainer rank `rank` sent of a bucket, as soon as it is here.
+
+        Args:
+            rank: see above.
+            bucket: see above.
+            base: version that the receiver holds; whole if that does not help.
+            timeout_s: longest wait, seconds.
+
+        Raises:
+            LinkBroken: it did not come in time, or another version takes this one's place.
+        """
+        with self._moved:
+            self._moved.wait_for(
+                lambda: self._retired or self._arrived[rank] > bucket, timeout=timeout_s
+            )
+            if self._retired:
+                raise LinkBroken("superseded")
+            if self._arrived[rank] <= bucket:
+                raise LinkBroken(f"bucket {bucket} has not come in {timeout_s:g} s")
+        changed = self._changes.get((rank, bucket))
+        if changed is not None and changed.base == base:
+            return changed
+        payload = self.bytes.shard_bytes(rank, bucket)
+        if self._retired:
+            raise LinkBroken("superseded")
+        return whole(payload)
+
+    def _fail(self, attempt: Future[float], error: str) -> None:
+        with self._moved:
+            if not attempt.done():
+                attempt.set_exception(StageFailed(error))
+
+    def _receive(
+        self, link: Link, open_link: OpenLink, attempt: Future[float], began: float
+    ) -> None:
         opened: GlooLink | None = None
         try:
-            opened = self._open_link(link)
-            for bucket in range(len(self.manifest.buckets)):
-                if self.done.done():
-                    break
-                self._receive_bucket(opened, link.trainer_rank, bucket)
+            opened = open_link(link)
+            first = self._arrived[link.trainer_rank]
+            opened.ask(self.manifest.version, first)
+            for bucket in range(first, len(self.manifest.buckets)):
+                self._receive_bucket(opened, link.trainer_rank, bucket, attempt)
         # Edge of the thread: every error becomes the receiver's vote.
         except Exception as error:  # noqa: BLE001
-            self._fail(f"trainer rank {link.trainer_rank}: {error}")
-        if self.done.done():  # the sender need not wait for its deadline
-            if opened is not None:
-                opened.close()
-            return
-        with self._lock:
-            self._waiting_for.discard(link.trainer_rank)
-            if not self._waiting_for and not self.done.done():
+            self._fail(attempt, f"trainer rank {link.trainer_rank}: {error}")
+        with self._moved:
+            if self.complete and not attempt.done():
                 self._base = None  # or every version would keep the one before
-                self.done.set_result(time.monotonic() - self._started)
+                attempt.set_result(time.monotonic() - began)
+        if attempt.done() and attempt.exception() is not None and opened is not None:
+            opened.close()  # the sender need not wait for its deadline
 
-    def _receive_bucket(self, link: GlooLink, rank: int, bucket: int) -> None:
+    def _receive_bucket(
+        self, link: GlooLink, rank: int, bucket: int, attempt: Future[float]
+    ) -> None:
         encoded = link.receive_bucket(
             version=self.manifest.version,
             bucket=bucket,
             nbytes=self.manifest.bucket_bytes(rank, bucket),
         )
-        payload = encoded.payload
-        if encoded.kind is not Kind.FULL:
-            payload = self._old_bytes(encoded, rank, bucket)
-            first, _ = self.manifest.buckets[bucket]
-            apply_changes(encoded, payload, self.manifest.tensors[first].dtype.itemsize)
-        self.bytes.write(payload, rank, bucket)
+        with self._writing[rank]:
+            if attempt.done():  # the memory may be another version's by now
+                raise StageFailed("abandoned")
+            payload = encoded.payload
+            if encoded.kind is not Kind.FULL:
+                payload = self._old_bytes(encoded, rank, bucket)
+                first, _ = self.manifest.buckets[bucket]
+                apply_changes(encoded, payload, self.manifest.tensors[first].dtype.itemsize)
+                kept = replace(encoded, payload=encoded.payload.clone(), place=None)
+                self._changes[rank, bucket] = kept
+            self.bytes.write(payload, rank, bucket)
         link.release()
         # Of what was copied, not of what was received: a sender's memory may change meanwhile.
         if digest(self.bytes.shards(rank, bucket)) != self.manifest.digests[rank][bucket]:
             raise ValueError(f"digest of bucket {bucket} is not the manifest's")
+        with self._moved:
+            if not attempt.done():
+                self._arrived[rank] = bucket + 1
+                self._moved.notify_all()
 
     def _old_bytes(self, encoded: Encoded, rank: int, bucket: int) -> Tensor:
         base = self._base

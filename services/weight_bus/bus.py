@@ -16,7 +16,7 @@ from services.changes import Changes
 from services.observability.log import Log
 from services.observability.metrics import BusMetrics
 from services.protocol.errors import InvalidInput
-from services.protocol.weights.hello import ReplicaHello, TrainerHello
+from services.protocol.weights.hello import RelayHello, ReplicaHello, TrainerHello
 from services.protocol.weights.replica_control import ControlOutcome
 from services.protocol.weights.version_ledger import VersionRecord
 from services.protocol.weights.weight_bus import MemberTable, Order, Orders, Phase, Report
@@ -28,8 +28,10 @@ from services.weight_bus.control import Control
 from services.weight_bus.delivery.delivery import Delivery
 from services.weight_bus.delivery.delivery_context import DeliveryContext
 from services.weight_bus.mailbox import Mailbox
+from services.weight_bus.members.relays import Relays
 from services.weight_bus.members.replicas import Replicas
 from services.weight_bus.members.trainer_groups import TrainerGroups
+from services.weight_bus.node_relays import NO_RELAYS, NodeRelays, RelayStarter
 from services.weight_bus.version_ledger import VersionLedger
 
 _CANARIES_KEPT = 8
@@ -47,6 +49,7 @@ class Bus:
         config: WeightBusConfig,
         *,
         store: Callable[[], Awaitable[tuple[str, int]]],
+        relays: RelayStarter = NO_RELAYS,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -56,6 +59,7 @@ class Bus:
         self._canaries: FIFOCache[int, CanaryLogprobs] = FIFOCache(_CANARIES_KEPT)
         self._replicas = Replicas(config, clock=clock)
         self._trainers = TrainerGroups(heartbeat_timeout_s=config.heartbeat_timeout_s, clock=clock)
+        self._relays = Relays(heartbeat_timeout_s=config.heartbeat_timeout_s, clock=clock)
         self._ledger = VersionLedger(config.ledger_versions, wall=wall)
         self._mailboxes: dict[str, Mailbox] = {}
         self._deliveries: dict[str, tuple[Delivery, asyncio.Task[None]]] = {}
@@ -75,6 +79,7 @@ class Bus:
             config=config,
             barrier=Barrier(self._replicas, self._changes),
             replicas=self._replicas,
+            relays=self._relays,
             trainers=self._trainers,
             ledger=self._ledger,
             changes=self._changes,
@@ -83,8 +88,9 @@ class Bus:
             post=self._post,
             store=store,
             clock=clock,
-            new_prefix=lambda replica: f"{replica}/{self._bus_id}.{next(numbers)}/",
+            new_prefix=lambda member: f"{member}/{self._bus_id}.{next(numbers)}/",
         )
+        self._node_relays = NodeRelays(self._context, relays)
 
     async def register_replica(self, hello: ReplicaHello) -> None:
         """See `services.protocol.weights.weight_bus.WeightBus`."""
@@ -92,9 +98,7 @@ class Bus:
         copy = hello.copy
         if hello.committed_version is not None:
             self._ledger.serves(hello.replica_id, hello.committed_version, copy)
-        if copy and self._manifest is None and copy.version == self._replicas.newest_version:
-            # After a restart: what replicas hold, they can give to others without a trainer.
-            self._manifest = (copy, self._clock())
+        self._take_manifest(copy)
         self._mailboxes.setdefault(hello.replica_id, Mailbox())
         known = self._deliveries.get(hello.replica_id)
         if known is None or known[1].done():
@@ -102,6 +106,15 @@ class Bus:
             task = asyncio.create_task(delivery.run(), name=f"deliver to {hello.replica_id}")
             self._deliveries[hello.replica_id] = (delivery, task)
         log.info("replica registered", replica=hello.replica_id, version=hello.committed_version)
+        self._node_relays.start_missing()
+        self._update()
+
+    async def register_relay(self, hello: RelayHello) -> None:
+        """See `services.protocol.weights.weight_bus.WeightBus`."""
+        self._mailboxes.setdefault(hello.relay_id, Mailbox())
+        self._node_relays.enter(hello)
+        await self._node_relays.end_unknown()
+        self._take_manifest(hello.copy)
         self._update()
 
     async def register_trainer(self, hello: TrainerHello) -> None:
@@ -111,6 +124,7 @@ class Bus:
         log.info("trainer rank registered", member=hello.member_id, group=hello.group)
         for delivery, _ in self._deliveries.values():
             delivery.look_at_senders()
+        self._node_relays.look_at_senders()
         self._update()
 
     async def control(
@@ -127,6 +141,8 @@ class Bus:
         """See `services.protocol.weights.weight_bus.WeightBus`."""
         self._replicas.leave(member_id)
         self._trainers.leave(member_id)
+        self._relays.leave(member_id)
+        await self._node_relays.end_unknown()
         await self._end_delivery(member_id)
         self._mailboxes.pop(member_id, None)
         self._forget_series(member_id)
@@ -153,8 +169,11 @@ class Bus:
             # The replica's vote decides; a send that went well is only measured.
             BusMetrics.sent_bytes.inc(report.sent_bytes, tags={"replica": report.replica_id})
             return
+        taken = self._node_relays.take(report)
         delivery = self._deliveries.get(report.replica_id)
-        if delivery is None or not delivery[0].take(report):
+        if delivery is not None:
+            taken = delivery[0].take(report)
+        if not taken:
             BusMetrics.dropped_reports.inc()
 
     async def publish(self, manifest: WeightManifest, group: str | None = None) -> None:
@@ -217,6 +236,7 @@ class Bus:
         """End every task."""
         for replica_id in list(self._deliveries):
             await self._end_delivery(replica_id)
+        await self._node_relays.close()
         await cancel(self._tick_task)
 
     def start(self) -> None:
@@ -231,9 +251,12 @@ class Bus:
             await self._end_delivery(replica_id)
         for replica_id in self._deliveries.keys() - set(self._replicas.replica_ids):
             await self._end_delivery(replica_id)
-        for member_id in self._trainers.expire(self._config.forget_after_s):
-            self._mailboxes.pop(member_id, None)
-        for member_id in self._mailboxes.keys() - set(self._replicas.replica_ids):
+        self._trainers.expire(self._config.forget_after_s)
+        self._relays.expire(self._config.forget_after_s)
+        await self._node_relays.end_unknown()
+        self._node_relays.start_missing()
+        known = {*self._replicas.replica_ids, *self._relays.relay_ids}
+        for member_id in self._mailboxes.keys() - known:
             if self._trainers.hello(member_id) is None:
                 self._mailboxes.pop(member_id, None)
                 self._forget_series(member_id)
@@ -250,7 +273,13 @@ class Bus:
             await asyncio.sleep(_TICK_S)
 
     def _seen(self, member_id: str) -> bool:
-        return self._replicas.seen(member_id) or self._trainers.seen(member_id)
+        tables = (self._replicas, self._trainers, self._relays)
+        return any(table.seen(member_id) for table in tables)
+
+    def _take_manifest(self, copy: WeightManifest | None) -> None:
+        """After a restart: what members hold, they can give to others without a trainer."""
+        if copy and self._manifest is None and copy.version == self._replicas.newest_version:
+            self._manifest = (copy, self._clock())
 
     def _post(self, member_id: str, order: Order) -> None:
         self._mailboxes[member_id].post(order)

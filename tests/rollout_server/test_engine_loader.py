@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from services.protocol.weights.place import Place
 from services.protocol.weights.weight_bus import StageWeights
 from services.protocol.weights.weights import WeightManifest
 from services.rollout_server.weights import engine_loader
 from services.rollout_server.weights.engine_loader import EngineLoader, NothingStaged
-from services.transport.shared_memory import Place
 
 
 class ScriptedEngine:
@@ -20,6 +20,7 @@ class ScriptedEngine:
         self.finish_error: Exception | None = None
         self.hang = False
         self.torn = False
+        self.loaded: int | None = None
         self.renderer = self.engine_core = self
 
     async def clear_mm_cache_async(self) -> None:
@@ -43,6 +44,7 @@ class ScriptedEngine:
             await asyncio.Event().wait()
         if self.finish_error is not None:
             raise self.finish_error
+        self.loaded = int(str(weight_version))
 
     async def collective_rpc(
         self, method: str, timeout: float | None = None, args: tuple[Any, ...] = ()
@@ -50,13 +52,13 @@ class ScriptedEngine:
         self.calls.append(method)
         if self.hang:
             raise TimeoutError
-        return [{"torn": False}, {"torn": self.torn}]
+        return [{"torn": torn, "version": self.loaded} for torn in (False, self.torn)]
 
 
 class ScriptedReceiver:
     """Has every version at once."""
 
-    keeps_copy = False
+    copy = None
 
     async def receive(self, order: StageWeights) -> float:
         return 0.1
@@ -65,6 +67,9 @@ class ScriptedReceiver:
         return Place(pid=1, fd=2, inode=3, offset=0)
 
     def keep(self) -> None:
+        pass
+
+    def forget(self) -> None:
         pass
 
     def drop(self, prefix: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from services.protocol.weights.place import Place
 from services.protocol.errors import NotReady
 from services.protocol.weights.hello import TrainerHello
 from services.protocol.weights.weight_bus import (
@@ -22,7 +23,6 @@ from services.protocol.weights.weight_bus import (
 from services.trainer.snapshot.bus_member import SUPERSEDED, BusMember
 from services.trainer.snapshot.snapshot import Snapshot, SnapshotSource, SnapshotStore
 from services.transport.gloo import LinkBroken
-from services.transport.shared_memory import Place
 
 HELLO = TrainerHello(member_id="trainer/a/0", group="a", rank=0, world_size=1)
 DEADLINE_S = 300.0

@@ -2,9 +2,9 @@
 
 import torch
 
+from services.protocol.weights.place import Place
 from services.trainer.snapshot.snapshot import Snapshot, SnapshotStore
 from services.transport.bucket import Kind, apply_changes
-from services.transport.shared_memory import Place
 
 NOWHERE = Place(pid=0, fd=0, inode=0, offset=0)
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.distributed import TCPStore
 
+from services.protocol.weights.place import Place
 from services.protocol.weights.weight_bus import Transport
 from services.transport.bucket import Encoded, whole
 from services.transport.gloo import GlooLink, LinkBroken

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from services.protocol.weights.place import Place
 from services.protocol.weights.replica_control import Hold
 from services.protocol.weights.weights import WeightManifest
 
@@ -22,6 +23,7 @@ class ReplicaHello:
             and what a late joiner can be given.
         copy: manifest of that copy, None while there is none.
         memory_domain: see `TrainerHello`.
+        node_id: Ray's id of its node, on which the bus starts a relay; empty: nowhere.
         has_gpu: see `TrainerHello`.
         held: what an operator keeps it from.
     """
@@ -36,8 +38,28 @@ class ReplicaHello:
     keeps_copy: bool = False
     copy: WeightManifest | None = None
     memory_domain: str = ""
+    node_id: str = ""
     has_gpu: bool = False
     held: Hold = Hold.NONE
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelayHello:
+    """A node's relay introduces itself.
+
+    Attributes:
+        relay_id: unique name; a restarted relay has a new one.
+        node_id: Ray's id of its node.
+        memory_domain: see `TrainerHello`.
+        copy: manifest of the version that it holds whole, None while there is none.
+        place: where the engines of the node find that version's bytes.
+    """
+
+    relay_id: str
+    node_id: str
+    memory_domain: str
+    copy: WeightManifest | None = None
+    place: Place | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

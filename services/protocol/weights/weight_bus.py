@@ -1,7 +1,7 @@
 """The interface of the weight bus: requests, orders and reports.
 
-Members (rollout servers and trainer ranks) register and then long-poll for orders. Orders
-are numbered per member and are delivered again until acknowledged, so a member must treat
+Members (rollout servers, relays of nodes, trainer ranks) register and then long-poll for orders.
+Orders are numbered per member and are delivered again until acknowledged, so a member must treat
 an order that it has already carried out as done.
 """
 
@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from services.protocol.weights.hello import ReplicaHello, TrainerHello
+from services.protocol.weights.hello import RelayHello, ReplicaHello, TrainerHello
+from services.protocol.weights.place import Place
 from services.protocol.weights.replica_control import ControlOutcome, ControlReplica
 from services.protocol.weights.version_ledger import VersionRecord
 from services.protocol.weights.weights import CanaryLogprobs, WeightManifest
@@ -87,18 +88,23 @@ class SendWeights:
 
 @dataclass(frozen=True, kw_only=True)
 class StageWeights:
-    """To a replica: receive and verify this version in the background, then report.
+    """To a replica or a relay: have this version ready in the background, then report.
 
     Attributes:
         manifest: the version.
-        links: one per trainer rank, in rank order; open those whose prefix is new.
-        base: version that changes may be sent onto; the replica refuses if its copy is of
+        links: one per trainer rank, in rank order; open those whose prefix is new. Empty: the
+            relay of the replica's node holds the version, checked.
+        base: version that changes may be sent onto; the receiver refuses if its copy is of
             another one.
+        place: where the relay holds the version.
+        in_place: nobody reads the relay's copy, so the version may be written over it.
     """
 
     manifest: WeightManifest
-    links: tuple[Link, ...]
+    links: tuple[Link, ...] = ()
     base: int | None = None
+    place: Place | None = None
+    in_place: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,6 +185,7 @@ class Report:
         canary_unmoved: for a canary, every logprob is bit for bit that of the version
             before, although the weights are not.
         prefix: link prefix the phase used, empty for a commit.
+        place: for a relay's stage, where the version lies.
     """
 
     member_id: str
@@ -192,6 +199,7 @@ class Report:
     canary_logprobs: CanaryLogprobs | None = None
     canary_unmoved: bool = False
     prefix: str = ""
+    place: Place | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,6 +258,9 @@ class WeightBus(Protocol):
 
     async def register_replica(self, hello: ReplicaHello) -> None:
         """Enter a replica, or renew what is known of it. It is caught up before a lease."""
+
+    async def register_relay(self, hello: RelayHello) -> None:
+        """Enter a node's relay, or renew what is known of it."""
 
     async def register_trainer(self, hello: TrainerHello) -> None:
         """Enter a trainer rank."""

@@ -2,11 +2,11 @@
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
+from services.bus_orders import follow_orders, report_end
 from services.observability.log import Log
 from services.observability.metrics import RolloutMetrics
 from services.protocol.errors import NotReady
@@ -17,6 +17,7 @@ from services.protocol.weights.weight_bus import (
     DistrustWeights,
     DropLinks,
     Order,
+    Orders,
     Phase,
     Report,
     SendWeights,
@@ -67,7 +68,6 @@ class BusMember:
         self._prover, self._control = prover, control
         self._hello = hello
         self._id = hello(None, None).replica_id
-        self._acknowledged = 0
         self.wanted_replicas: int | None = None
         self._orders: asyncio.Queue[Order] = asyncio.Queue(_MAX_WAITING_ORDERS)
         self._staging: tuple[StageWeights, asyncio.Task[None]] | None = None
@@ -103,29 +103,20 @@ class BusMember:
             await asyncio.wait_for(self._bus.leave(self._id), _STOP_TIMEOUT_S)
 
     async def _poll(self) -> None:
-        await self._register()
-        while True:
-            try:
-                orders = await self._bus.next_orders(self._id, self._acknowledged, _POLL_WAIT_S)
-            except NotReady:
-                await asyncio.sleep(_RETRY_S)
-                continue
-            if not orders.known:
-                await self._register()
-                continue
-            for order in orders.orders:
-                await self._orders.put(order)
-            self._acknowledged = orders.last
+        def heard(orders: Orders) -> None:
             self.wanted_replicas = orders.wanted_replicas
 
-    async def _register(self) -> None:
-        await retrying(
-            lambda: self._bus.register_replica(
-                self._hello(self._loader.committed, self._loader.copy)
-            ),
-            pauses=[_RETRY_S],
+        await follow_orders(
+            self._bus,
+            self._id,
+            register=self._register,
+            carry_out=self._orders.put,
+            wait_s=_POLL_WAIT_S,
+            heard=heard,
         )
-        self._acknowledged = 0
+
+    async def _register(self) -> None:
+        await self._bus.register_replica(self._hello(self._loader.committed, self._loader.copy))
         self._reached(StartPhase.REGISTRATION)
         log.info("registered", replica=self._id, version=self._loader.committed_version)
 
@@ -158,7 +149,8 @@ class BusMember:
             self._staging = None
 
     async def _stage(self, order: StageWeights) -> None:
-        report = self._report(Phase.STAGE, order.manifest.version, prefix=order.links[0].prefix)
+        prefix = order.links[0].prefix if order.links else ""
+        report = self._report(Phase.STAGE, order.manifest.version, prefix=prefix)
         await self._report_end(report, self._loader.stage(order))
 
     async def _commit(self, order: CommitWeights) -> None:
@@ -242,25 +234,16 @@ class BusMember:
         work: Coroutine[Any, Any, Any],
         found: Callable[[Any], dict[str, Any]] = lambda result: {},
     ) -> None:
-        """Do the work and report how it ended; only cancellation leaves it unreported.
-
-        Args:
-            report: what is known before.
-            work: ends with a result, or an error.
-            found: the fields of the report that the result has.
-        """
-        started, error = time.monotonic(), None
+        """See `services.bus_orders.report_end`."""
         try:
-            report = replace(report, **found(await work))
-        # Edge of an order: every error is reported to the bus.
-        except Exception as failure:  # noqa: BLE001
-            error = f"{type(failure).__name__}: {failure}"
-            if report.phase is not Phase.SEND:  # which the receiver says, too
-                about = {"version": report.version, "error": error}
-                log.warning(f"{report.phase} failed", replica=self._id, **about)
-        self._count(report.phase, "failed" if error else "done")
-        ended = replace(report, error=error, seconds=time.monotonic() - started)
-        await self._tell(lambda: self._bus.report(ended))
+            ended = await report_end(self._bus, report, work, found)
+        except NotReady:
+            self._count("report", "failed")
+            return
+        self._count(ended.phase, "failed" if ended.error else "done")
+        if ended.error and ended.phase is not Phase.SEND:  # which the receiver says, too
+            about = {"version": ended.version, "error": ended.error}
+            log.warning(f"{ended.phase} failed", replica=self._id, **about)
 
     async def _tell(self, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:

@@ -68,6 +68,7 @@ class EngineLoader:
         self._timeout_s = commit_timeout_s
         self._staged: WeightManifest | None = None
         self._loaded: WeightManifest | None = None  # the last one, also after it was lost
+        self._received = False  # by this replica and not by its node's relay
         self._update_open = False  # on the workers, which refuse to open another
         self.committed: WeightManifest | None = None
         self.torn = False
@@ -86,7 +87,8 @@ class EngineLoader:
         return _COMMIT_STEPS * self._timeout_s + _RPC_TIMEOUT_S
 
     async def stage(self, order: StageWeights) -> float:
-        """Receive a version in the background of generation.
+        """Have a version ready in the background of generation: receive it, unless the relay of
+        this node holds it, and have the workers map it.
 
         Returns:
             Seconds from start to the last checked byte. Every link operation has its own
@@ -99,10 +101,14 @@ class EngineLoader:
         """
         self._refuse_other_model(order.manifest)
         await self._close_update()
-        seconds = await self.receiver.receive(order)
+        seconds, place = 0.0, order.place
+        self._received = place is None
+        if place is None:
+            seconds = await self.receiver.receive(order)
+            place = self.receiver.staged_at()
         info = {
             "manifest": msgspec.msgpack.encode(order.manifest),
-            "place": msgspec.msgpack.encode(self.receiver.staged_at()),
+            "place": msgspec.msgpack.encode(place),
         }
         self._update_open = True
         async with asyncio.timeout(_RPC_TIMEOUT_S):
@@ -173,7 +179,10 @@ class EngineLoader:
             self.torn, self.committed, self._staged = False, staged, None
             self._loaded = staged
             self._update_open = False
-            self.receiver.keep()
+            if self._received:
+                self.receiver.keep()
+            else:
+                self.receiver.forget()
             if self._adapter is not None:
                 self._adapter.there = True
         finally:
@@ -207,7 +216,8 @@ class EngineLoader:
     @property
     def copy(self) -> WeightManifest | None:
         """The version that is kept in host memory besides being served."""
-        return self.committed if self.receiver.keeps_copy else None
+        held = self.receiver.copy
+        return held if held is not None and held.version == self.committed_version else None
 
     async def drop(self, prefix: str) -> None:
         """Forget links whose prefix starts with `prefix`, and what was staged."""
@@ -219,8 +229,10 @@ class EngineLoader:
         return await self._rpc("weights_digest")
 
     async def _workers_torn(self) -> bool:
+        """Whether any holds something else than was loaded last: a late load may have ended."""
+        loaded = self._loaded.version if self._loaded is not None else None
         try:
-            return any(digest["torn"] for digest in await self.digests())
+            return any(one["torn"] or one["version"] != loaded for one in await self.digests())
         # Workers that cannot answer are taken to be torn.
         except Exception:
             log.exception("workers do not say whether they are torn")

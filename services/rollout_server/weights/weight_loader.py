@@ -19,6 +19,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 
+from services.protocol.weights.place import Place
 from services.protocol.weights.weights import WeightManifest
 from services.rollout_server.engine.vllm_patches import (
     adapter_load,
@@ -27,7 +28,7 @@ from services.rollout_server.engine.vllm_patches import (
     weight_updates,
 )
 from services.rollout_server.engine.vllm_patches.cpu_seeds import leave_draws_spent
-from services.transport.shared_memory import Mappings, Place
+from services.transport.shared_memory import Mappings
 from services.transport.version_bytes import VersionBytes, block_bytes
 
 BACKEND = "millrace_staged"

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from services.bus_orders import follow_orders
 from services.observability.log import Log
 from services.protocol.errors import NotReady
 from services.protocol.weights.hello import TrainerHello
@@ -86,27 +87,18 @@ class BusMember:
 
     async def run(self) -> None:
         """Follow the bus until cancelled; an absent bus is tried again for ever."""
-        registered, acknowledged = False, 0
         try:
-            while True:
-                try:
-                    if not registered:
-                        await self._bus.register_trainer(self._hello)
-                        registered = True
-                    orders = await self._bus.next_orders(
-                        self._hello.member_id, acknowledged, POLL_S
-                    )
-                except NotReady:
-                    await asyncio.sleep(RETRY_S)
-                    continue
-                registered = orders.known
-                for order in orders.orders:
-                    self._carry_out(order)
-                acknowledged = max(acknowledged, orders.last) if orders.known else 0
+            await follow_orders(
+                self._bus,
+                self._hello.member_id,
+                register=lambda: self._bus.register_trainer(self._hello),
+                carry_out=self._carry_out,
+                wait_s=POLL_S,
+            )
         finally:
             await self._close()
 
-    def _carry_out(self, order: Order) -> None:
+    async def _carry_out(self, order: Order) -> None:
         if isinstance(order, SendWeights):
             self._start_send(order)
         elif isinstance(order, DropLinks):

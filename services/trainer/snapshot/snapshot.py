@@ -13,6 +13,7 @@ from cachetools import FIFOCache
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
+from services.protocol.weights.place import Place
 from services.protocol.weights.weights import Adapter, Dtype, TensorSpec, plan_buckets
 from services.trainer.collectives import all_gather
 from services.trainer.config import LoraConfig, TrainerConfig
@@ -21,7 +22,7 @@ from services.trainer.heartbeat import HEARTBEAT
 from services.trainer.model.lora import ADAPTER_PARAMETERS, PEFT_PREFIX, LoraLinear, lora_layers
 from services.trainer.model.model import Policy
 from services.transport.bucket import Encoded, changes, digest, whole
-from services.transport.shared_memory import BufferPool, Place
+from services.transport.shared_memory import BufferPool
 
 SNAPSHOTS_KEPT = 2
 """Versions a rank can still send: the newest, and the one that late links may be sending."""

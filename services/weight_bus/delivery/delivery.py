@@ -10,20 +10,19 @@ from services.observability.tracing import Span
 from services.protocol.weights.replica_control import Hold
 from services.protocol.weights.weight_bus import (
     CommitWeights,
-    DropLinks,
-    Order,
     Phase,
     ReplicaState,
     Report,
-    SendWeights,
     StageWeights,
 )
 from services.protocol.weights.weights import WeightManifest
 from services.weight_bus.delivery import route
 from services.weight_bus.delivery.canary import Canary
 from services.weight_bus.delivery.delivery_context import DeliveryContext
-from services.weight_bus.delivery.reports import Reports, UpdateFailed
-from services.weight_bus.mailbox import MailboxFull
+from services.weight_bus.delivery.reports import UpdateFailed
+from services.weight_bus.delivery.route import Receiver
+from services.weight_bus.delivery.transfer import Transfer
+from services.weight_bus.members.relays import Relay
 from services.weight_bus.members.replicas import SERVING, Replica
 
 log = Log("weight_bus")
@@ -38,12 +37,8 @@ class Delivery:
     def __init__(self, replica_id: str, context: DeliveryContext) -> None:
         self._replica_id = replica_id
         self._context = context
-        self._reports = Reports()
-        self._prefix = ""
-        self._senders: tuple[str, ...] = ()
+        self._transfer = Transfer(replica_id, context)
         self._canary = Canary(replica_id, context)
-        self._failures = 0  # in a row
-        self._detours = 0  # versions in a row that did not arrive at the first attempt
 
     async def run(self) -> None:
         """Deliver for as long as the replica is known; ends only by cancellation."""
@@ -58,27 +53,26 @@ class Delivery:
                     self._give_up(failed, version=None)
                     await asyncio.sleep(self._context.config.retry_max_s)
         finally:
-            self._drop_links()
+            self._transfer.drop_links()
 
     async def _bring_up_to_date(self) -> None:
         await self._context.changes.until(self._is_due, timeout_s=None)
         manifest, published_at = self._newest()
+        relay = self._relay
         try:
-            await self._update(manifest, published_at)
-            if self._failures:
-                self._drop_links()  # the next ones may go the way that had failed
-                self._detours += 1
-            elif self._detours < _STRIKES:
-                self._detours = 0
-            self._failures = 0
+            await self._update(manifest, published_at, relay)
+            self._transfer.arrived()
         except UpdateFailed as failed:
             self._give_up(failed, manifest.version)
-            await self._back_off(manifest.version)
+            await self._transfer.back_off(manifest.version)
+        finally:
+            if relay is not None:
+                relay.readers.discard(self._replica_id)
 
     def take(self, report: Report) -> bool:
         """Hand in a report; False if it is not awaited."""
         if report.phase is not Phase.CANARY:
-            return self._reports.take(report)
+            return self._transfer.reports.take(report)
         if not self._canary.take(report):
             return False
         self.look_at_canary()
@@ -91,18 +85,18 @@ class Delivery:
             self._judge_in_service()
 
     def look_at_senders(self) -> None:
-        """End an update whose senders a new trainer has replaced.
-
-        Else the replica would wait for them until its links' deadline.
-        """
-        current = self._context.trainers.current
-        replaced = self._senders and current is not None and self._senders != current
-        if replaced and self._context.replicas.get(self._senders[0]) is None:
-            self._reports.give_up_stage("the trainer was replaced")
+        """See `Transfer.look_at_senders`."""
+        self._transfer.look_at_senders()
 
     @property
     def _replica(self) -> Replica | None:
         return self._context.replicas.get(self._replica_id)
+
+    @property
+    def _relay(self) -> Relay | None:
+        """The relay that receives for this replica."""
+        replica = self._replica
+        return self._context.relays.on(replica.hello.memory_domain) if replica else None
 
     def _newest(self) -> tuple[WeightManifest, float]:
         newest = self._context.newest()
@@ -111,7 +105,7 @@ class Delivery:
 
     def _is_due(self) -> bool:
         replica, newest = self._replica, self._context.newest()
-        if replica is None or newest is None or self._possible_senders(newest[0]) is None:
+        if replica is None or newest is None or not self._can_get(newest[0]):
             return False
         if replica.held is Hold.ASLEEP:
             return False  # it could not load what it is sent
@@ -119,24 +113,27 @@ class Delivery:
         is_behind = held is None or held < newest[0].version
         return is_behind or replica.state is not ReplicaState.LIVE
 
-    async def _update(self, manifest: WeightManifest, published_at: float) -> None:
+    async def _update(
+        self, manifest: WeightManifest, published_at: float, relay: Relay | None
+    ) -> None:
         replica = self._replica
         started = published_at if replica is None else max(published_at, replica.registered_at)
         began = self._context.clock()
-        self._open_epoch()
         with self._span("stage", manifest):
-            staged = await self._stage(manifest)
+            staged = await self._stage(manifest, relay)
         await self._wait_for_others(manifest.version)
         with self._span("commit", manifest) as commit:
             committed = await self._commit(manifest.version)
             commit.set(paused_s=committed.paused_s)
-        if self._senders[0] not in (self._context.trainers.current or ()):
-            self._drop_links()  # a peer sends once
+        if relay is None and self._transfer.senders[0] not in (
+            self._context.trainers.current or ()
+        ):
+            self._transfer.drop_links()  # a peer sends once
         is_joining = not self._in_service and replica is not None and not replica.was_leased
         if manifest.canary and not self._in_service:
             with self._span("canary", manifest):
                 await self._canary.passed(self._commit_timeout_s())
-        self._context.replicas.commit(self._replica_id, manifest)
+        self._context.replicas.commit(self._replica_id, manifest, received=relay is None)
         self._context.ledger.committed(
             self._replica_id,
             manifest.version,
@@ -173,38 +170,36 @@ class Delivery:
         BusMetrics.lease.observe(waited_s, tags={"replica": self._replica_id})
         log.info("first lease", replica=self._replica_id, seconds=round(waited_s, 3))
 
-    def _possible_senders(self, manifest: WeightManifest) -> tuple[str, ...] | None:
-        return route.senders(self._context, self._replica_id, manifest, self._failures)
+    def _can_get(self, manifest: WeightManifest) -> bool:
+        relay = self._relay
+        return self._senders(manifest) is not None if relay is None else relay.holds(manifest)
 
-    def _open_epoch(self) -> None:
-        """Choose senders and a link prefix; both stay while the senders are the same."""
-        senders = self._possible_senders(self._newest()[0])
-        assert senders is not None, "_is_due"
-        if self._prefix and senders != self._senders:
-            self._drop_links()
-        if not self._prefix:
-            self._prefix = self._context.new_prefix(self._replica_id)
-            self._senders = senders
+    def _senders(self, manifest: WeightManifest) -> tuple[str, ...] | None:
+        failures = self._transfer.failures
+        return route.senders_to_replica(self._context, self._replica_id, manifest, failures)
 
-    async def _stage(self, manifest: WeightManifest) -> Report:
-        live = self._is(ReplicaState.LIVE)
+    async def _stage(self, manifest: WeightManifest, relay: Relay | None) -> Report:
+        live, replica = self._is(ReplicaState.LIVE), self._replica
         self._enter(ReplicaState.STAGING if live else ReplicaState.CATCHING_UP)
-        links = await route.links(
-            self._context,
-            self._replica_id,
-            self._prefix,
-            self._senders,
-            # A way that fails for every version is not tried for ever.
-            plain=self._failures > 0 or self._detours >= _STRIKES,
-        )
-        base = route.base_of_changes(self._context, self._replica_id, manifest, self._failures)
-        self._reports.expect(Phase.STAGE, manifest.version, self._prefix)
-        stage = StageWeights(manifest=manifest, links=links, base=base)
-        self._post(self._replica_id, stage, Phase.STAGE)
-        for sender, link in zip(self._senders, links, strict=True):
-            send = SendWeights(version=manifest.version, link=link, base=base)
-            self._post(sender, send, Phase.SEND)
-        return await self._reports.wait(self._context.config.stage_timeout_s)
+        assert replica is not None, "_enter"
+        if relay is None:
+            senders = self._senders(manifest)
+            assert senders is not None, "_is_due"
+            self._transfer.use(senders)
+            return await self._transfer.stage(
+                Receiver(
+                    member_id=self._replica_id,
+                    memory_domain=replica.hello.memory_domain,
+                    has_gpu=replica.hello.has_gpu,
+                    copy=replica.copy.version if replica.copy is not None else None,
+                ),
+                manifest,
+            )
+        self._transfer.drop_links()
+        self._transfer.reports.expect(Phase.STAGE, manifest.version)
+        relay.readers.add(self._replica_id)
+        self._transfer.post(StageWeights(manifest=manifest, place=relay.place), Phase.STAGE)
+        return await self._transfer.reports.wait(self._context.config.stage_timeout_s)
 
     async def _wait_for_others(self, version: int) -> None:
         config = self._context.config
@@ -215,12 +210,13 @@ class Delivery:
             log.warning("barrier broken", replica=self._replica_id, version=version)
 
     async def _commit(self, version: int) -> Report:
-        self._reports.expect(Phase.COMMIT, version)
+        reports = self._transfer.reports
+        reports.expect(Phase.COMMIT, version)
         self._canary.expect(version)
         if self._is(ReplicaState.STAGING):
             self._enter(ReplicaState.COMMITTING)
-        self._post(self._replica_id, CommitWeights(version=version), Phase.COMMIT)
-        return await self._reports.wait(self._commit_timeout_s())
+        self._transfer.post(CommitWeights(version=version), Phase.COMMIT)
+        return await reports.wait(self._commit_timeout_s())
 
     def _judge_in_service(self) -> None:
         """Take the lease from a replica whose answer is wrong; it is sent everything again."""
@@ -229,7 +225,7 @@ class Delivery:
             return
         version, problem = wrong
         self._context.ledger.failed(self._replica_id, version, f"{Phase.CANARY}: {problem}")
-        self._failures += 1  # the next version is sent whole, not as changes
+        self._transfer.failures += 1  # the next version is sent whole, not as changes
         BusMetrics.failures.inc(tags={"replica": self._replica_id, "phase": Phase.CANARY})
         log.warning("canary died", replica=self._replica_id, why=problem)
         self._context.replicas.fail(self._replica_id, ReplicaState.SUSPECT, problem)
@@ -247,57 +243,28 @@ class Delivery:
         Nor does failing again and again: those who wait for every replica in service to be
         up to date must not wait for this one.
         """
-        self._failures += 1
+        self._transfer.failures += 1
         BusMetrics.failures.inc(tags={"replica": self._replica_id, "phase": failed.phase})
         log.warning(
             "update failed",
             replica=self._replica_id,
             phase=failed.phase,
             error=failed.error,
-            in_a_row=self._failures,
+            in_a_row=self._transfer.failures,
         )
-        self._drop_links()
+        self._transfer.drop_links()
         if version is not None:
             self._context.ledger.failed(self._replica_id, version, str(failed))
         # A replica without a lease gets it back by a commit only.
-        live = self._is(ReplicaState.STAGING, ReplicaState.LIVE) and self._failures < _STRIKES
+        live = (
+            self._is(ReplicaState.STAGING, ReplicaState.LIVE) and self._transfer.failures < _STRIKES
+        )
         state = ReplicaState.LIVE if live else ReplicaState.CATCHING_UP
         if failed.silent or failed.phase in (Phase.COMMIT, Phase.CANARY):
             state = ReplicaState.SUSPECT
         if self._replica is not None:
             self._context.replicas.fail(self._replica_id, state, str(failed))
         self._context.changes.notify()
-
-    async def _back_off(self, version: int) -> None:
-        """Pause until a newer version or a new trainer comes, or the pause is over."""
-        config, trainers = self._context.config, self._context.trainers.current
-        pause_s = min(config.retry_s * 2 ** min(self._failures - 1, 30), config.retry_max_s)
-        await self._context.changes.until(
-            lambda: (
-                self._newest()[0].version != version
-                or self._context.trainers.current not in (None, trainers)
-            ),
-            timeout_s=pause_s,
-        )
-
-    def _drop_links(self) -> None:
-        """Cancel whatever is under way; the next update gets links of its own."""
-        self._reports.forget()
-        if not self._prefix:
-            return
-        order = DropLinks(replica_id=self._replica_id, prefix=self._prefix)
-        for member in {self._replica_id, *self._senders}:
-            try:
-                self._context.post(member, order)
-            except (MailboxFull, KeyError) as gone:
-                log.info("links of a member that is gone", member=member, why=str(gone))
-        self._prefix, self._senders = "", ()
-
-    def _post(self, member_id: str, order: Order, phase: Phase) -> None:
-        try:
-            self._context.post(member_id, order)
-        except (MailboxFull, KeyError) as error:
-            raise UpdateFailed(phase, f"{member_id} takes no orders: {error}") from None
 
     def _enter(self, state: ReplicaState) -> None:
         if self._replica is None:

@@ -8,6 +8,7 @@ from services.protocol.weights.weight_bus import Order
 from services.protocol.weights.weights import CanaryLogprobs, WeightManifest
 from services.weight_bus.barrier import Barrier
 from services.weight_bus.config import WeightBusConfig
+from services.weight_bus.members.relays import Relays
 from services.weight_bus.members.replicas import Replicas
 from services.weight_bus.members.trainer_groups import TrainerGroups
 from services.weight_bus.version_ledger import VersionLedger
@@ -21,6 +22,7 @@ class DeliveryContext:
         config: deadlines.
         barrier: where replicas wait for each other before a commit, if they do.
         replicas: where the replica's state is kept.
+        relays: who receives for the replicas of a node.
         trainers: who sends.
         canaries: the trainer's scores of the canary, by version.
         ledger: records outcomes.
@@ -35,6 +37,7 @@ class DeliveryContext:
     config: WeightBusConfig
     barrier: Barrier
     replicas: Replicas
+    relays: Relays
     trainers: TrainerGroups
     canaries: Mapping[int, CanaryLogprobs]
     ledger: VersionLedger

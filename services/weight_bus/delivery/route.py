@@ -1,51 +1,94 @@
-"""The route of a version to one replica: its senders, links, transport and base."""
+"""The route of a version to one receiver: its senders, links, transport and base."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from services.protocol.weights.hello import ReplicaHello
 from services.protocol.weights.weight_bus import Link, Phase, Transport
 from services.protocol.weights.weights import WeightManifest
 from services.weight_bus.delivery.delivery_context import DeliveryContext
 from services.weight_bus.delivery.reports import UpdateFailed
 
+_STRAIGHT = 2
+"""Failures after which a relay is fed by the trainer itself."""
 
-def senders(
+
+@dataclass(frozen=True, kw_only=True)
+class Receiver:
+    """What a route depends on.
+
+    Attributes:
+        member_id: the replica or the relay.
+        memory_domain: see `TrainerHello`.
+        has_gpu: see `TrainerHello`.
+        copy: version whose bytes it acknowledged to hold, None for none.
+    """
+
+    member_id: str
+    memory_domain: str
+    has_gpu: bool
+    copy: int | None
+
+
+def senders_to_replica(
     context: DeliveryContext, replica_id: str, manifest: WeightManifest, failures: int
 ) -> tuple[str, ...] | None:
     """Members that can send the version, one for each trainer rank; None: there are none.
 
     The trainer's ranks, unless they are gone, are another trainer of another size, or have
-    just failed; else one replica that keeps a copy stands in for all of them.
+    just failed; else one relay or replica that has a copy stands in for all of them.
     """
-    ranks = context.trainers.current
-    if ranks is not None and len(ranks) != manifest.world_size:
-        ranks = None
-    peer = context.replicas.holder_of(manifest, besides=replica_id)
+    ranks = _ranks(context, manifest)
+    peer = context.relays.holder_of(manifest, besides=replica_id)
+    peer = peer or context.replicas.holder_of(manifest, besides=replica_id)
     if peer is not None and (ranks is None or failures % 2 == 1):
         return (peer,) * manifest.world_size
     return ranks
 
 
+def senders_to_relay(
+    context: DeliveryContext,
+    relay_id: str,
+    manifest: WeightManifest,
+    failures: int,
+    avoided: frozenset[str],
+) -> tuple[str, ...] | None:
+    """Members that can send the version to a relay, one for each trainer rank.
+
+    The relay before it in the chain, which may still be receiving; the first one, and one that
+    has failed often, is fed by the trainer. Whoever holds the version stands in for a trainer
+    that is gone.
+    """
+    ranks = _ranks(context, manifest)
+    before = context.relays.before(relay_id, manifest.version, avoided=avoided)
+    if before is not None and (ranks is None or failures < _STRAIGHT):
+        return (before,) * manifest.world_size
+    if ranks is not None:
+        return ranks
+    peer = context.relays.holder_of(manifest, besides=relay_id)
+    peer = peer or context.replicas.holder_of(manifest, besides=relay_id)
+    return (peer,) * manifest.world_size if peer is not None else None
+
+
 def base_of_changes(
-    context: DeliveryContext, replica_id: str, manifest: WeightManifest, failures: int
+    context: DeliveryContext, receiver: Receiver, manifest: WeightManifest, failures: int
 ) -> int | None:
     """The version onto which changes are enough; None: everything must be sent.
 
-    Only what the replica itself acknowledged to hold, and nothing after a failure.
+    Only what the receiver itself acknowledged to hold, and nothing after a failure.
     """
-    replica, every = context.replicas.get(replica_id), context.config.delta_anchor_every
-    if replica is None or not replica.hello.keeps_copy or not every or failures:
+    every = context.config.delta_anchor_every
+    if not every or failures or manifest.version % every == 0:
         return None
-    return None if manifest.version % every == 0 else replica.committed_version
+    return receiver.copy
 
 
 def transport_between(
-    context: DeliveryContext, sender: str, receiver: ReplicaHello, *, plain: bool
+    context: DeliveryContext, sender: str, receiver: Receiver, *, plain: bool
 ) -> Transport:
-    """The transport from one sender to the replica; `plain`: TCP, if that is allowed.
+    """The transport from one sender to the receiver; `plain`: TCP, if that is allowed.
 
-    A replica that stands in for the trainer sends over the wire: its copy lies in memory of
-    its own.
+    A relay or replica that stands in for the trainer sends over the wire: its copy lies in
+    memory of its own.
 
     Raises:
         UpdateFailed: the configured way does not lead there.
@@ -63,33 +106,40 @@ def transport_between(
     if wanted not in possible:
         raise UpdateFailed(
             Phase.STAGE,
-            f"weight_bus.transport: {wanted} -> Between {sender} and {receiver.replica_id} only "
+            f"weight_bus.transport: {wanted} -> Between {sender} and {receiver.member_id} only "
             f"{', '.join(possible)} can be used.",
         )
     return Transport(wanted)
 
 
 async def links(
-    context: DeliveryContext, replica_id: str, prefix: str, senders: Sequence[str], *, plain: bool
+    context: DeliveryContext,
+    receiver: Receiver,
+    prefix: str,
+    senders: Sequence[str],
+    *,
+    plain: bool,
 ) -> tuple[Link, ...]:
     """One link from each sender, in the order of the trainer's ranks.
 
     Raises:
-        UpdateFailed: the replica is gone, or cannot be reached as configured.
+        UpdateFailed: the receiver cannot be reached as configured.
     """
-    replica = context.replicas.get(replica_id)
-    if replica is None:
-        raise UpdateFailed(Phase.STAGE, "the replica left")
     host, port = await context.store()
     return tuple(
         Link(
-            replica_id=replica_id,
+            replica_id=receiver.member_id,
             trainer_rank=rank,
             store_host=host,
             store_port=port,
             prefix=f"{prefix}t{rank}",
             timeout_s=context.config.link_timeout_s,
-            transport=transport_between(context, sender, replica.hello, plain=plain),
+            transport=transport_between(context, sender, receiver, plain=plain),
         )
         for rank, sender in enumerate(senders)
     )
+
+
+def _ranks(context: DeliveryContext, manifest: WeightManifest) -> tuple[str, ...] | None:
+    ranks = context.trainers.current
+    return None if ranks is not None and len(ranks) != manifest.world_size else ranks

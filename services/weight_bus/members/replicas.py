@@ -172,11 +172,17 @@ class Replicas:
         replica = self._replicas[replica_id]
         replica.state, replica.last_error = state, error
 
-    def commit(self, replica_id: str, manifest: WeightManifest) -> None:
-        """The replica serves this version from now on."""
+    def commit(self, replica_id: str, manifest: WeightManifest, *, received: bool) -> None:
+        """The replica serves this version from now on.
+
+        Args:
+            replica_id: see above.
+            manifest: see above.
+            received: by itself and not by the relay of its node.
+        """
         replica, version = self._replicas[replica_id], manifest.version
         replica.state, replica.committed_version = ReplicaState.LIVE, version
-        replica.copy = manifest if replica.hello.keeps_copy else None
+        replica.copy = manifest if received and replica.hello.keeps_copy else None
         replica.loaded = manifest
         self.pushes += 1
         self.raise_newest(version)

@@ -1,0 +1,109 @@
+"""Brings the relay of one node to the newest version, and repeats it after failures."""
+
+import asyncio
+
+from services.observability.log import Log
+from services.observability.metrics import BusMetrics
+from services.protocol.weights.weight_bus import Phase, Report
+from services.protocol.weights.weights import WeightManifest
+from services.weight_bus.delivery import route
+from services.weight_bus.delivery.delivery_context import DeliveryContext
+from services.weight_bus.delivery.reports import UpdateFailed
+from services.weight_bus.delivery.route import Receiver
+from services.weight_bus.delivery.transfer import Transfer
+from services.weight_bus.members.relays import Relay
+
+log = Log("weight_bus")
+
+
+class RelayDelivery:
+    """The versions of one relay: at most one on its way, always the newest."""
+
+    def __init__(self, relay_id: str, context: DeliveryContext) -> None:
+        self._relay_id, self._context = relay_id, context
+        self._transfer = Transfer(relay_id, context)
+        self._avoided: frozenset[str] = frozenset()
+
+    async def run(self) -> None:
+        """Deliver for as long as the relay is known; ends only by cancellation."""
+        try:
+            while True:
+                await self._context.changes.until(self._is_due, timeout_s=None)
+                newest = self._context.newest()
+                assert newest is not None, "_is_due"
+                try:
+                    await self._receive(newest[0])
+                except UpdateFailed as failed:
+                    self._give_up(failed)
+                    await self._transfer.back_off(newest[0].version)
+                # Edge of the loop: if it ended, the node would never be updated again.
+                except Exception as error:
+                    log.exception("delivery failed", relay=self._relay_id)
+                    self._give_up(UpdateFailed(Phase.STAGE, f"{type(error).__name__}: {error}"))
+                    await asyncio.sleep(self._context.config.retry_max_s)
+        finally:
+            self._transfer.drop_links()
+
+    def take(self, report: Report) -> bool:
+        """Hand in a report; False if it is not awaited."""
+        return self._transfer.reports.take(report)
+
+    def look_at_senders(self) -> None:
+        """See `Transfer.look_at_senders`."""
+        self._transfer.look_at_senders()
+
+    @property
+    def _relay(self) -> Relay | None:
+        return self._context.relays.get(self._relay_id)
+
+    def _is_due(self) -> bool:
+        relay, newest = self._relay, self._context.newest()
+        if relay is None or newest is None:
+            return False
+        return not relay.holds(newest[0]) and self._senders(newest[0]) is not None
+
+    def _senders(self, manifest: WeightManifest) -> tuple[str, ...] | None:
+        failures = self._transfer.failures
+        return route.senders_to_relay(
+            self._context, self._relay_id, manifest, failures, self._avoided
+        )
+
+    async def _receive(self, manifest: WeightManifest) -> None:
+        relay, senders = self._relay, self._senders(manifest)
+        if relay is None or senders is None:
+            raise UpdateFailed(Phase.STAGE, "the relay or its senders left")
+        self._transfer.use(senders)
+        receiver = Receiver(
+            member_id=self._relay_id,
+            memory_domain=relay.hello.memory_domain,
+            has_gpu=False,
+            copy=relay.held.version if relay.held is not None else None,
+        )
+        # From here on nobody is sent to the old version, so no new reader comes.
+        relay.arriving, relay.held = manifest.version, None
+        self._context.changes.notify()
+        staged = await self._transfer.stage(receiver, manifest, in_place=not relay.readers)
+        if senders[0] not in (self._context.trainers.current or ()):
+            self._transfer.drop_links()  # a peer sends once
+        self._transfer.arrived()
+        self._avoided = frozenset()
+        relay.held, relay.place, relay.arriving = manifest, staged.place, None
+        relay.failures = 0
+        log.info(
+            "relayed",
+            relay=self._relay_id,
+            version=manifest.version,
+            seconds=round(staged.seconds, 3),
+        )
+        self._context.changes.notify()
+
+    def _give_up(self, failed: UpdateFailed) -> None:
+        """What has arrived stays there; the next attempt avoids who was to send it."""
+        self._transfer.failures += 1
+        self._avoided |= frozenset(self._transfer.senders)
+        BusMetrics.failures.inc(tags={"replica": self._relay_id, "phase": failed.phase})
+        log.warning("relay failed", relay=self._relay_id, error=failed.error)
+        self._transfer.drop_links()
+        if self._relay is not None:
+            self._relay.failures = self._transfer.failures
+        self._context.changes.notify()

@@ -1,0 +1,128 @@
+"""A version on its way to one receiver: links, orders, and what is tried after a failure."""
+
+from services.observability.log import Log
+from services.protocol.weights.weight_bus import (
+    DropLinks,
+    Order,
+    Phase,
+    Report,
+    SendWeights,
+    StageWeights,
+)
+from services.protocol.weights.weights import WeightManifest
+from services.weight_bus.delivery import route
+from services.weight_bus.delivery.delivery_context import DeliveryContext
+from services.weight_bus.delivery.reports import Reports, UpdateFailed
+from services.weight_bus.delivery.route import Receiver
+from services.weight_bus.mailbox import MailboxFull
+
+log = Log("weight_bus")
+
+_STRIKES = 3
+
+
+class Transfer:
+    """The links to a replica or a node's relay; they stay while their senders are the same.
+
+    Attributes:
+        reports: what the members say of it.
+        senders: one for each trainer rank, empty without links.
+        failures: attempts in a row that failed.
+    """
+
+    def __init__(self, receiver_id: str, context: DeliveryContext) -> None:
+        self._receiver_id, self._context = receiver_id, context
+        self.reports = Reports()
+        self.senders: tuple[str, ...] = ()
+        self.failures = 0
+        self._prefix = ""
+        self._detours = 0  # versions in a row that did not arrive at the first attempt
+
+    def use(self, senders: tuple[str, ...]) -> None:
+        """Choose senders; other ones get links of their own."""
+        if self._prefix and senders != self.senders:
+            self.drop_links()
+        if not self._prefix:
+            self._prefix = self._context.new_prefix(self._receiver_id)
+            self.senders = senders
+
+    async def stage(
+        self, receiver: Receiver, manifest: WeightManifest, *, in_place: bool = False
+    ) -> Report:
+        """Have the chosen senders send a version; returns the receiver's vote.
+
+        Raises:
+            UpdateFailed: it did not arrive.
+        """
+        context = self._context
+        # A way that fails for every version is not tried for ever.
+        plain = self.failures > 0 or self._detours >= _STRIKES
+        links = await route.links(context, receiver, self._prefix, self.senders, plain=plain)
+        base = route.base_of_changes(context, receiver, manifest, self.failures)
+        self.reports.expect(Phase.STAGE, manifest.version, self._prefix)
+        order = StageWeights(manifest=manifest, links=links, base=base, in_place=in_place)
+        self.post(order, Phase.STAGE)
+        for sender, link in zip(self.senders, links, strict=True):
+            send = SendWeights(version=manifest.version, link=link, base=base)
+            self._post(sender, send, Phase.SEND)
+        return await self.reports.wait(context.config.stage_timeout_s)
+
+    def arrived(self) -> None:
+        """The version is where it was to go."""
+        if self.failures:
+            self.drop_links()  # the next ones may go the way that had failed
+            self._detours += 1
+        elif self._detours < _STRIKES:
+            self._detours = 0
+        self.failures = 0
+
+    async def back_off(self, version: int) -> None:
+        """Pause until a newer version or a new trainer comes, or the pause is over."""
+        config, trainers = self._context.config, self._context.trainers.current
+        pause_s = min(config.retry_s * 2 ** min(self.failures - 1, 30), config.retry_max_s)
+
+        def is_new() -> bool:
+            newest = self._context.newest()
+            other = self._context.trainers.current not in (None, trainers)
+            return other or (newest is not None and newest[0].version != version)
+
+        await self._context.changes.until(is_new, timeout_s=pause_s)
+
+    def look_at_senders(self) -> None:
+        """End an update whose senders a new trainer has replaced.
+
+        Else the receiver would wait for them until its links' deadline.
+        """
+        current = self._context.trainers.current
+        replaced = self.senders and current is not None and self.senders != current
+        sender = self.senders[0] if self.senders else ""
+        stands_in = self._context.replicas.get(sender) or self._context.relays.get(sender)
+        if replaced and stands_in is None:
+            self.reports.give_up_stage("the trainer was replaced")
+
+    def drop_links(self) -> None:
+        """Cancel whatever is under way; the next update gets links of its own."""
+        self.reports.forget()
+        if not self._prefix:
+            return
+        order = DropLinks(replica_id=self._receiver_id, prefix=self._prefix)
+        for member in {self._receiver_id, *self.senders}:
+            try:
+                self._context.post(member, order)
+            except (MailboxFull, KeyError) as gone:
+                log.info("links of a member that is gone", member=member, why=str(gone))
+        self._prefix, self.senders = "", ()
+
+    def post(self, order: Order, phase: Phase) -> None:
+        """Give the receiver an order.
+
+        Raises:
+            UpdateFailed: it takes none.
+        """
+        self._post(self._receiver_id, order, phase)
+
+    def _post(self, member_id: str, order: Order, phase: Phase) -> None:
+        try:
+            self._context.post(member_id, order)
+        except (MailboxFull, KeyError) as error:
+            raise UpdateFailed(phase, f"{member_id} takes no orders: {error}") from None

@@ -1,0 +1,123 @@
+"""The relays of the nodes: which version each holds, and who reads it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from services.protocol.weights.hello import RelayHello
+from services.protocol.weights.place import Place
+from services.protocol.weights.weights import WeightManifest
+
+_STRIKES = 3
+"""Failed attempts in a row after which the replicas of a node receive by themselves."""
+
+
+@dataclass
+class Relay:
+    """The bus's entry of one relay.
+
+    Attributes:
+        hello: how it introduced itself.
+        seen_at: when it was last heard of.
+        held: manifest of the version that it holds whole, None while another arrives.
+        place: where the engines of its node find that version.
+        arriving: version that it was ordered to receive.
+        failures: attempts in a row that failed.
+        readers: replicas that load from it now.
+    """
+
+    hello: RelayHello
+    seen_at: float
+    held: WeightManifest | None = None
+    place: Place | None = None
+    arriving: int | None = None
+    failures: int = 0
+    readers: set[str] = field(default_factory=set)
+
+    def holds(self, manifest: WeightManifest) -> bool:
+        """Whether it holds these very bytes as this version."""
+        held = self.held
+        return held is not None and (held.version, held.digests) == (
+            manifest.version,
+            manifest.digests,
+        )
+
+    def will_hold(self, version: int) -> bool:
+        """Whether it holds the version, receives it, or is about to."""
+        held = self.held is not None and self.held.version == version
+        return held or self.arriving == version or self.failures == 0
+
+
+class Relays:
+    """All relays in the order of their registration, which is that of the chain."""
+
+    def __init__(self, *, heartbeat_timeout_s: float, clock: Callable[[], float]) -> None:
+        self._heartbeat_timeout_s, self._clock = heartbeat_timeout_s, clock
+        self._relays: dict[str, Relay] = {}
+
+    @property
+    def relay_ids(self) -> tuple[str, ...]:
+        """Every relay, in the order of the chain."""
+        return tuple(self._relays)
+
+    def enter(self, hello: RelayHello) -> None:
+        """Add a relay, or renew its entry; one of the same node is replaced."""
+        for relay_id, relay in list(self._relays.items()):
+            if relay.hello.node_id == hello.node_id and relay_id != hello.relay_id:
+                self.leave(relay_id)
+        known = self._relays.setdefault(hello.relay_id, Relay(hello, self._clock()))
+        known.hello, known.seen_at = hello, self._clock()
+        known.held, known.place = hello.copy, hello.place
+
+    def get(self, relay_id: str) -> Relay | None:
+        """The relay, if it is in the table."""
+        return self._relays.get(relay_id)
+
+    def seen(self, relay_id: str) -> bool:
+        """Note a heartbeat; False if the member is not a known relay."""
+        relay = self._relays.get(relay_id)
+        if relay is not None:
+            relay.seen_at = self._clock()
+        return relay is not None
+
+    def leave(self, relay_id: str) -> None:
+        """Forget a relay."""
+        self._relays.pop(relay_id, None)
+
+    def expire(self, silence_s: float) -> list[str]:
+        """Forget relays that have been silent for longer; returns their ids."""
+        limit = self._clock() - silence_s
+        silent = [name for name, relay in self._relays.items() if relay.seen_at < limit]
+        for name in silent:
+            self.leave(name)
+        return silent
+
+    def on(self, memory_domain: str) -> Relay | None:
+        """The relay whose memory a replica can map, while it does its work."""
+        for relay_id, relay in self._relays.items():
+            same = relay.hello.memory_domain == memory_domain != ""
+            if same and relay.failures < _STRIKES and self.alive(relay_id):
+                return relay
+        return None
+
+    def alive(self, relay_id: str) -> bool:
+        """Whether it was heard of lately."""
+        relay = self._relays.get(relay_id)
+        return relay is not None and self._clock() - relay.seen_at <= self._heartbeat_timeout_s
+
+    def before(self, relay_id: str, version: int, *, avoided: frozenset[str]) -> str | None:
+        """The nearest relay that is ahead in the chain and has the version, or will have it."""
+        found = None
+        for one, relay in self._relays.items():
+            if one == relay_id:
+                break
+            if one not in avoided and relay.will_hold(version) and self.alive(one):
+                found = one
+        return found
+
+    def holder_of(self, manifest: WeightManifest, *, besides: str) -> str | None:
+        """A relay that holds these very bytes."""
+        for relay_id, relay in self._relays.items():
+            same = relay.held is not None and relay.held.digests == manifest.digests
+            if same and relay_id != besides and self.alive(relay_id):
+                return relay_id
+        return None

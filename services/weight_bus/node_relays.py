@@ -1,0 +1,80 @@
+"""The relays of all nodes with replicas: started where one is needed, fed, and ended."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from services.observability.log import Log
+from services.protocol.weights.hello import RelayHello
+from services.protocol.weights.weight_bus import Report
+from services.side_by_side import cancel
+from services.weight_bus.delivery.delivery_context import DeliveryContext
+from services.weight_bus.delivery.relay_delivery import RelayDelivery
+
+log = Log("weight_bus")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelayStarter:
+    """Starts and ends the process of a node's relay.
+
+    Attributes:
+        start: by Ray's id of a node; does nothing where it runs.
+        stop: by Ray's id of a node.
+    """
+
+    start: Callable[[str], None]
+    stop: Callable[[str], None]
+
+
+NO_RELAYS = RelayStarter(start=lambda node_id: None, stop=lambda node_id: None)
+"""Every replica receives by itself."""
+
+
+class NodeRelays:
+    """One delivery for each relay, and one relay for each node that has replicas."""
+
+    def __init__(self, context: DeliveryContext, starter: RelayStarter) -> None:
+        self._context, self._starter = context, starter
+        self._nodes: set[str] = set()
+        self._deliveries: dict[str, tuple[RelayDelivery, asyncio.Task[None]]] = {}
+
+    def start_missing(self) -> None:
+        """Have a relay on every node with replicas, and on no other."""
+        replicas = map(self._context.replicas.get, self._context.replicas.replica_ids)
+        wanted = {one.hello.node_id for one in replicas if one is not None} - {""}
+        for node_id in wanted - self._nodes:
+            self._starter.start(node_id)
+        for node_id in self._nodes - wanted:
+            self._starter.stop(node_id)
+        self._nodes = wanted
+
+    def enter(self, hello: RelayHello) -> None:
+        """Take a relay in, and begin to feed it."""
+        self._context.relays.enter(hello)
+        if hello.relay_id not in self._deliveries:
+            delivery = RelayDelivery(hello.relay_id, self._context)
+            task = asyncio.create_task(delivery.run(), name=f"deliver to {hello.relay_id}")
+            self._deliveries[hello.relay_id] = (delivery, task)
+        log.info("relay registered", relay=hello.relay_id, node=hello.node_id)
+
+    def take(self, report: Report) -> bool | None:
+        """Hand in a report; None if it is about no relay, False if it is not awaited."""
+        known = self._deliveries.get(report.replica_id)
+        return known[0].take(report) if known is not None else None
+
+    def look_at_senders(self) -> None:
+        """See `Transfer.look_at_senders`."""
+        for delivery, _ in self._deliveries.values():
+            delivery.look_at_senders()
+
+    async def end_unknown(self) -> None:
+        """End the deliveries to relays that are in the table no more."""
+        for relay_id in self._deliveries.keys() - set(self._context.relays.relay_ids):
+            await cancel(self._deliveries.pop(relay_id)[1])
+
+    async def close(self) -> None:
+        """End every delivery; the relays go on."""
+        tasks = [task for _, task in self._deliveries.values()]
+        self._deliveries.clear()
+        await cancel(*tasks)

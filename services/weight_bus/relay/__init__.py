@@ -1,0 +1,1 @@
+"""The process of one node that receives each version once, for all engines of the node."""
