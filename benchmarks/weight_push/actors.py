@@ -16,6 +16,7 @@ import cloudpickle
 import ray
 
 from services.peers import bus_peer
+from services.protocol.placement import Node
 from services.rollout_server.config import RolloutServerConfig
 from services.rollout_server.engine.engine_environment import engine_sockets, environment
 from services.trainer.batch.rank_batch import RankBatch
@@ -104,7 +105,10 @@ class Replica:
         self._replica = RolloutReplica(
             config,
             replica_id=f"replica{number}",
-            node_ip=ray.util.get_node_ip_address(),  # type: ignore[no-untyped-call]
+            node=Node(
+                ip=ray.util.get_node_ip_address(),  # type: ignore[no-untyped-call]
+                ray_id=ray.get_runtime_context().get_node_id(),
+            ),
             bus=bus_peer(),
             on_end=lambda: os._exit(1),
         )

@@ -1,5 +1,20 @@
-"""The custom resource that keeps services on their nodes."""
+"""The node that a service is on, and the custom resource that keeps it there."""
+
+from dataclasses import dataclass
 
 NODE_RESOURCE_SHARE = 0.001
 """Amount of a `node_resource` that each replica or rank asks for. Nodes have 1 of it, so that it
 says where something may be and never how much of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """A node of the cluster.
+
+    Attributes:
+        ip: its address, at which other nodes reach it.
+        ray_id: Ray's id of it; empty without Ray.
+    """
+
+    ip: str
+    ray_id: str = ""

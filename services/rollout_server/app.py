@@ -17,7 +17,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingP
 from services.observability.garbage import heavy_imports
 from services.open_files import raise_open_files
 from services.peers import bus_peer
-from services.protocol.placement import NODE_RESOURCE_SHARE
+from services.protocol.placement import NODE_RESOURCE_SHARE, Node
 from services.rollout_server.config import RolloutServerConfig
 from services.rollout_server.engine.engine_environment import engine_sockets, environment
 from services.rollout_server.preflight import check_memory, check_model
@@ -54,7 +54,10 @@ class RolloutServer:
         self._replica: RolloutReplica | None = RolloutReplica(
             config,
             replica_id=serve.get_replica_context().replica_id.unique_id,
-            node_ip=ray.util.get_node_ip_address(),  # type: ignore[no-untyped-call]
+            node=Node(
+                ip=ray.util.get_node_ip_address(),  # type: ignore[no-untyped-call]
+                ray_id=ray.get_runtime_context().get_node_id(),
+            ),
             bus=bus_peer(),
             on_end=_end_process,
             began_at=began_at,

@@ -12,6 +12,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from services.observability.log import Log
 from services.protocol.errors import portable_errors
+from services.protocol.placement import Node
 from services.protocol.weights.hello import ReplicaHello
 from services.protocol.weights.replica_control import Hold
 from services.protocol.weights.weight_bus import WeightBus
@@ -56,7 +57,7 @@ class RolloutReplica:
         config: RolloutServerConfig,
         *,
         replica_id: str,
-        node_ip: str,
+        node: Node,
         bus: WeightBus,
         on_end: Callable[[], None],
         began_at: float | None = None,
@@ -67,14 +68,14 @@ class RolloutReplica:
         self._on_end = on_end
         self._watch_task: asyncio.Task[None] | None = None
         self._config = config
-        self._node_ip = node_ip
+        self._node = node
         self._bus = bus
         self._engine: AsyncLLM | None = None
         self._member: BusMember | None = None
         self._loader: EngineLoader | None = None
         self._longest_commit_s = 0.0
-        self._server = HttpServer(config.host or node_ip)
-        reachable = node_ip if config.host in _ANY_HOST else config.host or node_ip
+        self._server = HttpServer(config.host or node.ip)
+        reachable = node.ip if config.host in _ANY_HOST else config.host or node.ip
         self.address = f"http://{reachable}:{self._server.port}"
 
     async def start(self, stat_loggers: list[Any] | None = None) -> None:
@@ -109,7 +110,7 @@ class RolloutReplica:
         loader = EngineLoader(
             self._engine,
             VersionReceiver(
-                self._node_ip,
+                self._node.ip,
                 keeps_copy=self._config.keep_copy,
                 device=torch.device("cuda", 0) if self._config.device == "cuda" else None,
             ),
@@ -194,6 +195,7 @@ class RolloutReplica:
             keeps_copy=self._config.keep_copy,
             copy=copy,
             memory_domain=memory_domain(),
+            node_id=self._node.ray_id,
             has_gpu=self._config.device == "cuda",
             held=self._loader.held if self._loader is not None else Hold.NONE,
         )

@@ -136,7 +136,9 @@ class VersionReceiver:
             LinkBroken: the version is not here, the receiver is gone, or the send was called off.
         """
         prefix, version = order.link.prefix, order.version
-        await self._changes.until(lambda: self._newest() >= version, timeout_s=order.link.timeout_s)
+        if self._shared:  # the order to receive it may be on its way
+            known_s = order.link.timeout_s
+            await self._changes.until(lambda: self._newest() >= version, timeout_s=known_s)
         held = next((one for one in self._held() if one.manifest.version == version), None)
         if held is None:
             newest = self._newest()

@@ -7,6 +7,8 @@ from services.open_files import raise_open_files
 from services.protocol.weights.hello import ReplicaHello, TrainerHello
 from services.weight_bus.bus import Bus
 from services.weight_bus.config import WeightBusConfig
+from services.weight_bus.node_relays import NO_RELAYS
+from services.weight_bus.relay.actor import ray_relays
 from services.weight_bus.rendezvous import Rendezvous
 
 
@@ -22,7 +24,8 @@ class WeightBusActor(Bus):
         tracing.start(config.tracing, service="weight_bus")
         address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         store = Rendezvous(address, timeout_s=config.link_timeout_s)
-        super().__init__(config, store=store.address)
+        relays = ray_relays() if config.relays else NO_RELAYS
+        super().__init__(config, store=store.address, relays=relays)
 
     async def register_replica(self, hello: ReplicaHello) -> None:
         """See `services.protocol.weights.weight_bus.WeightBus`."""

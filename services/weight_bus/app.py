@@ -12,6 +12,7 @@ from services.protocol.errors import NotReady
 from services.protocol.weights.weight_bus import BUS_ACTOR, NAMESPACE
 from services.weight_bus.actor import WeightBusActor
 from services.weight_bus.config import WeightBusConfig
+from services.weight_bus.relay.actor import end_relays
 
 _MAX_CONCURRENCY = 10_000
 _CALL_TIMEOUT_S = 20.0
@@ -45,6 +46,7 @@ class WeightBusSupervisor:
         self._stopped = True
         with contextlib.suppress(ray.exceptions.RayError, ValueError):
             ray.kill(ray.get_actor(BUS_ACTOR, namespace=NAMESPACE), no_restart=True)
+        end_relays()
 
     def _get_or_create(self) -> Any:
         # On the supervisor's node, which a deployment file can choose; on another only if that

@@ -21,7 +21,10 @@ class WeightBusConfig(StrictModel):
         stage_timeout_s: deadline from the order to send to the replica's vote.
         commit_margin_s: time beyond a replica's own deadline for a commit in which its
             report must come.
-        transport: how bytes reach a replica: "gloo" over TCP, "nccl" between GPUs,
+        relays: one process on each node with replicas receives each version once, passes it on to
+            the next node while it receives, and holds it for all engines of its node; False:
+            every replica receives by itself.
+        transport: how bytes reach a relay or a replica: "gloo" over TCP, "nccl" between GPUs,
             "shared_memory" within a node; "auto": shared memory where trainer rank and
             replica can read each other's, else NCCL where both have a GPU, else TCP, and TCP
             after a failure.
@@ -49,6 +52,7 @@ class WeightBusConfig(StrictModel):
     link_timeout_s: float = Field(default=20.0, gt=0)
     stage_timeout_s: float = Field(default=120.0, gt=0)
     commit_margin_s: float = Field(default=30.0, gt=0)
+    relays: bool = True
     transport: Literal["auto", "gloo", "nccl", "shared_memory"] = "auto"
     delta_anchor_every: int = Field(default=0, ge=0)
     commit: Literal["rolling", "barrier"] = "rolling"

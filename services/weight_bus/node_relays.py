@@ -36,22 +36,29 @@ class NodeRelays:
 
     def __init__(self, context: DeliveryContext, starter: RelayStarter) -> None:
         self._context, self._starter = context, starter
-        self._nodes: set[str] = set()
+        self._wanted_at: dict[str, float] = {}
         self._deliveries: dict[str, tuple[RelayDelivery, asyncio.Task[None]]] = {}
 
     def start_missing(self) -> None:
-        """Have a relay on every node with replicas, and on no other."""
+        """Have a relay on every node with replicas.
+
+        One that has had none for `forget_after_s` gives its memory back.
+        """
+        now, limit_s = self._context.clock(), self._context.config.forget_after_s
         replicas = map(self._context.replicas.get, self._context.replicas.replica_ids)
-        wanted = {one.hello.node_id for one in replicas if one is not None} - {""}
-        for node_id in wanted - self._nodes:
-            self._starter.start(node_id)
-        for node_id in self._nodes - wanted:
-            self._starter.stop(node_id)
-        self._nodes = wanted
+        for node_id in {one.hello.node_id for one in replicas if one is not None} - {""}:
+            if node_id not in self._wanted_at:
+                self._starter.start(node_id)
+            self._wanted_at[node_id] = now
+        for node_id, at in list(self._wanted_at.items()):
+            if now - at > limit_s:
+                self._starter.stop(node_id)
+                del self._wanted_at[node_id]
 
     def enter(self, hello: RelayHello) -> None:
         """Take a relay in, and begin to feed it."""
         self._context.relays.enter(hello)
+        self._wanted_at.setdefault(hello.node_id, self._context.clock())
         if hello.relay_id not in self._deliveries:
             delivery = RelayDelivery(hello.relay_id, self._context)
             task = asyncio.create_task(delivery.run(), name=f"deliver to {hello.relay_id}")

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 import uvicorn
 
+from services.protocol.placement import Node
 from services.rollout_server import replica as replica_module
 from services.rollout_server.config import RolloutServerConfig
 from services.rollout_server.engine.engine_environment import engine_sockets
@@ -48,7 +49,7 @@ async def _replica(replica_id: str, bus: Any, config: RolloutServerConfig) -> No
         # As on another node: every second one is sent bytes over TCP.
         replica_module.memory_domain = lambda: "another node"  # type: ignore[attr-defined]
     replica = RolloutReplica(
-        config, replica_id=replica_id, node_ip=HOST, bus=bus, on_end=lambda: os._exit(1)
+        config, replica_id=replica_id, node=Node(ip=HOST), bus=bus, on_end=lambda: os._exit(1)
     )
     with engine_sockets():
         await replica.start()

@@ -37,6 +37,7 @@ def member(link: Link, number: int, over_nccl: bool, told: "Queue[Any]") -> None
         if number == 0:
             found: Any = end.send(make_source(4, SIZES), None)
         else:
+            end.ask(4, 0)
             found = end.receive_bucket(version=4, bucket=0, nbytes=SIZES[0]).kind.name
     except RuntimeError as error:
         found = f"{type(error).__name__}: {error}"

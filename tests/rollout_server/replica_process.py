@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from services.observability.garbage import heavy_imports
+from services.protocol.placement import Node
 from services.protocol.weights.hello import ReplicaHello
 from services.protocol.weights.weight_bus import Orders, WeightBus
 from services.rollout_server.config import RolloutServerConfig
@@ -71,7 +72,7 @@ async def main(model: str) -> dict[str, Any]:
     bus, ended = QuietBus(), asyncio.Event()
     asked = cast(WeightBus, bus)
     replica = RolloutReplica(
-        config, replica_id="r", node_ip="127.0.0.1", bus=asked, on_end=ended.set
+        config, replica_id="r", node=Node(ip="127.0.0.1"), bus=asked, on_end=ended.set
     )
     bus.health = replica.check_health
     with engine_sockets():

@@ -25,8 +25,9 @@ from services.rollout_server.weights.canary import CanaryProver
 from services.rollout_server.weights.engine_loader import EngineLoader, OtherModel
 from services.transport.base_digest import base_digest
 from services.transport.receiver import VersionReceiver
-from services.transport.shared_memory import BufferPool
+from services.transport.shared_memory import SharedBuffer
 from services.transport.staged_version import StagedVersion, StageFailed
+from services.transport.version_bytes import block_bytes
 from services.weight_bus.delivery.canary import largest_gap
 from tests.transport.test_staged_version import open_link
 
@@ -137,11 +138,12 @@ async def test_a_late_joiner_gets_the_adapter_from_a_peer_as_the_trainer_sent_it
     assert held is not None
     assert held.adapter == Adapter(rank=RANK, alpha=ALPHA, base=adapted.base)
     links = tuple(sender.link(rank, "peer") for rank in range(sender.world_size))
-    joiner = StagedVersion(held, links, open_link, pool=BufferPool())
+    joiner = StagedVersion(held, SharedBuffer(block_bytes(held)))
+    joining = joiner.receive(links, open_link)
     receiver = adapted.served.loader.receiver
     sends = [receiver.send(SendWeights(version=version, link=link)) for link in links]
     assert sum(await asyncio.gather(*sends)) == held.total_bytes
-    await asyncio.wrap_future(joiner.done)
+    await asyncio.wrap_future(joining)
     got = dict(joiner.bytes.named_tensors())
     assert got.keys() == tensors.keys()
     assert all(torch.equal(got[name], one) for name, one in tensors.items())

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from services.protocol.weights.place import Place
 from services.protocol.errors import NotReady
 from services.protocol.weights.hello import TrainerHello
+from services.protocol.weights.place import Place
 from services.protocol.weights.weight_bus import (
     DropLinks,
     Link,

@@ -45,6 +45,7 @@ class Sender:
     world_size: int = 2
     threads: list[threading.Thread] = field(default_factory=list)
     errors: list[BaseException] = field(default_factory=list)
+    asked: list[int] = field(default_factory=list)
     groups: dict[str, ProcessGroupGloo] = field(default_factory=dict)
 
     def order(
@@ -143,7 +144,11 @@ class Sender:
         version = order.manifest.version
         if fault.announce_version is not None:
             version = fault.announce_version
-        for bucket, payload in enumerate(payloads):
+        asked = torch.empty(3, dtype=torch.int64)
+        _broadcast(group, asked, source=1)
+        assert asked.tolist()[:2] == [MAGIC, order.manifest.version]
+        self.asked.append(int(asked[2]))
+        for bucket, payload in list(enumerate(payloads))[int(asked[2]) :]:
             before_bucket(bucket)
             if fault.die_before_bucket == bucket:
                 self.groups.pop(link.prefix)
@@ -169,9 +174,9 @@ class Sender:
         return group
 
 
-def _broadcast(group: ProcessGroupGloo, tensor: torch.Tensor) -> None:
+def _broadcast(group: ProcessGroupGloo, tensor: torch.Tensor, source: int = 0) -> None:
     options = BroadcastOptions()
-    options.rootRank = 0
+    options.rootRank = source
     options.rootTensor = 0
     group.broadcast([tensor], options).wait()  # type: ignore[attr-defined]
 

@@ -57,9 +57,10 @@ def make_source(version: int, sizes: list[int]) -> Source:
 class Receiver(threading.Thread):
     """The other end, written from the protocol's description alone."""
 
-    def __init__(self, store: TCPStore, link: Link, buckets: int) -> None:
+    def __init__(self, store: TCPStore, link: Link, versions: dict[int, int]) -> None:
+        """`versions` has the number of buckets of each."""
         super().__init__(daemon=True)
-        self._store, self._link, self._buckets = store, link, buckets
+        self._store, self._link, self._versions = store, link, versions
         self.headers: list[list[int]] = []
         self.digests: list[str] = []
 
@@ -67,24 +68,29 @@ class Receiver(threading.Thread):
         timeout = timedelta(seconds=self._link.timeout_s)
         store = PrefixStore(self._link.prefix, self._store)
         self.group = group = ProcessGroupGloo(store, 1, 2, gloo_options(HOST, timeout))
-        for _ in range(self._buckets):
+        for version, buckets in self._versions.items():
+            self._pass(group, torch.tensor([MAGIC, version, 0]), timeout, source=1)
+            self._take(group, buckets, timeout)
+
+    def _take(self, group: Any, buckets: int, timeout: timedelta) -> None:
+        for _ in range(buckets):
             header = torch.empty(FIELDS, dtype=torch.int64)
-            self._receive(group, header, timeout)
+            self._pass(group, header, timeout)
             payload = torch.empty(int(header[5]), dtype=torch.uint8)
             if payload.numel():
-                self._receive(group, payload, timeout)
+                self._pass(group, payload, timeout)
             self.headers.append(header.tolist())
             self.digests.append(hashlib.sha256(payload.numpy().tobytes()).hexdigest())
 
-    def _receive(self, group: Any, tensor: torch.Tensor, timeout: timedelta) -> None:
+    def _pass(self, group: Any, tensor: torch.Tensor, timeout: timedelta, source: int = 0) -> None:
         options = BroadcastOptions()
-        options.rootRank, options.rootTensor, options.timeout = 0, 0, timeout
+        options.rootRank, options.rootTensor, options.timeout = source, 0, timeout
         group.broadcast([tensor], options).wait()
 
 
 def test_every_bucket_arrives_with_its_header_and_digest(store) -> None:
     link, source = make_link(store), make_source(7, [1000, 0, 3_000_001])
-    receiver = Receiver(store, link, buckets=3)
+    receiver = Receiver(store, link, versions={7: 3})
     receiver.start()
     sending = GlooLink(link, HOST)
     sending.open()
@@ -98,7 +104,7 @@ def test_every_bucket_arrives_with_its_header_and_digest(store) -> None:
 
 def test_one_link_carries_version_after_version(store) -> None:
     link = make_link(store)
-    receiver = Receiver(store, link, buckets=4)
+    receiver = Receiver(store, link, versions={1: 2, 2: 2})
     receiver.start()
     sending = GlooLink(link, HOST)
     sending.open()
@@ -136,7 +142,7 @@ def test_a_receiver_that_dies_breaks_only_its_own_link(store) -> None:
     to_dead = GlooLink(dead_link, HOST)
     to_dead.open()
     child.wait(timeout=300)
-    receiver = Receiver(store, live_link, buckets=8)
+    receiver = Receiver(store, live_link, versions={1: 8})
     receiver.start()
     to_live = GlooLink(live_link, HOST)
     to_live.open()
@@ -151,7 +157,7 @@ def test_a_receiver_that_dies_breaks_only_its_own_link(store) -> None:
 
 def test_a_silent_receiver_breaks_the_link_at_its_deadline(store) -> None:
     link = make_link(store, timeout_s=1.0)
-    receiver = Receiver(store, link, buckets=0)  # meets, stays connected, never receives
+    receiver = Receiver(store, link, versions={})  # meets, stays connected, never receives
     receiver.start()
     sending = GlooLink(link, HOST)
     sending.open()
@@ -170,7 +176,7 @@ def test_a_broken_link_stays_broken(store) -> None:
 
 def test_a_send_that_is_called_off_ends_between_buckets(store) -> None:
     link = make_link(store)
-    receiver = Receiver(store, link, buckets=1)
+    receiver = Receiver(store, link, versions={1: 1})
     receiver.start()
     sending = GlooLink(link, HOST)
     sending.open()

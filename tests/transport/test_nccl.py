@@ -53,6 +53,7 @@ def send_and_receive(link: Link, gpus: tuple[int, ...], sizes: list[int]) -> lis
                 found[0] = end.send(source, None)
                 return
             found[number] = []
+            end.ask(4, 0)
             for bucket, size in enumerate(sizes):
                 got = end.receive_bucket(version=4, bucket=bucket, nbytes=size)
                 found[number].append(bool(torch.equal(got.payload, source.buckets[bucket])))

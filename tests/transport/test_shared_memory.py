@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch.distributed import TCPStore
 
-from services.protocol.weights.place import Place
 from services.protocol.weights.weight_bus import Transport
 from services.transport.bucket import Encoded, whole
 from services.transport.gloo import GlooLink, LinkBroken
@@ -99,6 +98,7 @@ def test_the_sender_goes_on_when_the_receiver_has_read() -> None:
     source, sent = Source(), []
     sending = threading.Thread(target=lambda: sent.append(sender.send(source, None)))
     sending.start()
+    receiver.ask(3, 0)
     for bucket, expected in enumerate((b"first", b"second")):
         got = receiver.receive_bucket(version=3, bucket=bucket, nbytes=len(expected))
         assert got.payload.numpy().tobytes() == expected
@@ -120,6 +120,7 @@ def test_a_receiver_that_does_not_release_a_bucket_breaks_the_link_at_its_deadli
 
     sending = threading.Thread(target=send)
     sending.start()
+    receiver.ask(3, 0)
     receiver.receive_bucket(version=3, bucket=0, nbytes=5)
     sending.join(300)
     assert len(broken) == 1

@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
@@ -11,8 +12,9 @@ from services.protocol.weights.weight_bus import Link, SendWeights, StageWeights
 from services.transport.bucket import Encoded, Kind, changes, whole
 from services.transport.gloo import GlooLink, LinkBroken
 from services.transport.peer_sender import PeerSender
-from services.transport.shared_memory import BufferPool
+from services.transport.shared_memory import SharedBuffer
 from services.transport.staged_version import StagedVersion, StageFailed
+from services.transport.version_bytes import block_bytes
 from tests.resident_memory import most_added
 
 from .sender import HOST, Fault, Sender
@@ -33,12 +35,23 @@ def open_link(link: Link) -> GlooLink:
     return opened
 
 
-def stage(order: StageWeights, base: StagedVersion | None = None) -> StagedVersion:
-    return StagedVersion(order.manifest, order.links, open_link, pool=BufferPool(), base=base)
+def stage(
+    order: StageWeights, base: StagedVersion | None = None
+) -> tuple[StagedVersion, Future[float]]:
+    buffer = SharedBuffer(block_bytes(order.manifest))
+    staged = StagedVersion(order.manifest, buffer, base=base)
+    return staged, staged.receive(order.links, open_link)
 
 
-def problem(staged: StagedVersion) -> str:
-    error = staged.done.exception(DEADLINE_S)
+def receive_all(order: StageWeights, base: StagedVersion | None = None) -> StagedVersion:
+    staged, attempt = stage(order, base)
+    attempt.result(DEADLINE_S)
+    assert staged.complete
+    return staged
+
+
+def problem(staged: StagedVersion, attempt: Future[float]) -> str:
+    error = attempt.exception(DEADLINE_S)
     assert isinstance(error, StageFailed)
     assert not staged.complete
     return str(error)
@@ -49,8 +62,7 @@ def test_shards_of_all_ranks_become_the_full_tensors_bit_for_bit(sender: Sender)
     order, payloads = sender.order(expected, 3, "e", target_bytes=32)
     assert any(order.manifest.bucket_bytes(1, b) == 0 for b in range(len(order.manifest.buckets)))
     sender.send(order, payloads)
-    staged = stage(order)
-    staged.done.result(DEADLINE_S)
+    staged = receive_all(order)
     received = dict(staged.bytes.named_tensors())
     assert list(received) == list(expected)
     assert all(torch.equal(received[name], tensor) for name, tensor in expected.items())
@@ -70,14 +82,13 @@ def test_a_version_that_does_not_arrive_whole_is_never_complete(
 ) -> None:
     order, payloads = sender.order(tensors(), 3, "e", target_bytes=64)
     sender.send(order, payloads, fault)
-    staged = stage(order)
-    assert complaint in problem(staged)
+    assert complaint in problem(*stage(order))
 
 
 def test_a_sender_that_never_comes_is_an_error_at_the_links_deadline(sender: Sender) -> None:
     order, _ = sender.order(tensors(), 3, "e")
     links = tuple(replace(link, timeout_s=0.2) for link in order.links)
-    assert "trainer rank" in problem(stage(replace(order, links=links)))
+    assert "trainer rank" in problem(*stage(replace(order, links=links)))
 
 
 def test_an_abandoned_version_is_never_complete(sender: Sender) -> None:
@@ -90,11 +101,11 @@ def test_an_abandoned_version_is_never_complete(sender: Sender) -> None:
             gate.wait(DEADLINE_S)
 
     sender.send(order, payloads, before_bucket=hold)
-    staged = stage(order)
+    staged, attempt = stage(order)
     assert reached.wait(DEADLINE_S)
-    staged.abandon()
+    staged.stop()
     gate.set()
-    assert problem(staged) == "abandoned"
+    assert problem(staged, attempt) == "abandoned"
 
 
 def test_a_version_takes_the_memory_of_its_tensors_and_little_more(sender: Sender) -> None:
@@ -104,8 +115,7 @@ def test_a_version_takes_the_memory_of_its_tensors_and_little_more(sender: Sende
     )
     with most_added() as found:
         sender.send(order, payloads)
-        staged = stage(order)
-        staged.done.result(DEADLINE_S)
+        receive_all(order)
     assert found == pytest.approx([320 * 512 * 512 * 4], rel=0.1)
 
 
@@ -154,8 +164,7 @@ def two_versions(sender: Sender) -> tuple[StagedVersion, StageWeights, list[Chan
     after["a.weight"] += 1
     first, old = sender.order(before, 3, "e", target_bytes=64)
     sender.send(first, old)
-    held = stage(first)
-    held.done.result(DEADLINE_S)
+    held = receive_all(first)
     order, new = sender.order(after, 4, "f", target_bytes=64)
     return held, order, [Changes(4, *pair) for pair in zip(new, old, strict=True)]
 
@@ -163,8 +172,7 @@ def two_versions(sender: Sender) -> tuple[StagedVersion, StageWeights, list[Chan
 def test_changes_onto_the_version_that_is_here_become_the_very_bytes(sender: Sender) -> None:
     held, order, sources = two_versions(sender)
     threads = send(order, sources, base=3)
-    staged = stage(order, base=held)
-    staged.done.result(DEADLINE_S)
+    staged = receive_all(order, base=held)
     assert {kind for source in sources for kind in source.kinds} == set(Kind)
     expected = tensors()
     expected["c.weight"][3, 4] += 1
@@ -181,8 +189,8 @@ def test_changes_onto_another_version_or_onto_nothing_are_refused(
 ) -> None:
     held, order, sources = two_versions(sender)
     threads = send(order, sources, base=announced)
-    staged = stage(order, base=held if announced == 2 else None)
-    assert f"changes onto version {announced} came" in problem(staged)
+    attempt = stage(order, base=held if announced == 2 else None)
+    assert f"changes onto version {announced} came" in problem(*attempt)
     for thread in threads:
         thread.join(DEADLINE_S)
 
@@ -192,7 +200,6 @@ def test_a_copy_gives_another_replica_every_ranks_bytes(sender: Sender) -> None:
     order, _ = sender.order(tensors(), 3, "peer", target_bytes=64)
     orders = [SendWeights(version=3, link=link) for link in order.links]
     senders = [PeerSender(one, held, HOST) for one in orders]
-    staged = stage(order)
-    staged.done.result(DEADLINE_S)
+    receive_all(order)
     sent = [one.done.result(DEADLINE_S) for one in senders]
     assert sum(sent) == order.manifest.total_bytes

@@ -18,6 +18,9 @@ from services.protocol.weights.weights import CanaryLogprobs, WeightManifest
 BUS_ACTOR = "weight_bus"
 """Name of the detached actor."""
 
+RELAY_ACTOR = "weight_relay/"
+"""Prefix of the names of the nodes' detached relays; Ray's id of the node follows."""
+
 NAMESPACE = "millrace"
 """Ray namespace of every named Millrace actor."""
 
