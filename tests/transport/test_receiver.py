@@ -126,3 +126,54 @@ async def test_a_worker_of_an_engine_passes_bytes_through_its_own_gpu(
     with pytest.raises(StageFailed, match="noted"):
         await receiver.receive(order)
     assert (order.links[0], HOST, 1, gpu) in opened
+
+
+async def test_a_relay_passes_buckets_on_while_it_receives(sender: Sender) -> None:
+    first = VersionReceiver(HOST, keeps_copy=True, shared=True)
+    second = VersionReceiver(HOST)
+    order, payloads = sender.order(tensors(3), 3, "a", target_bytes=64)
+    onward, _ = sender.order(tensors(3), 3, "b", target_bytes=64)
+    sends = [
+        asyncio.create_task(first.send(SendWeights(version=3, link=link))) for link in onward.links
+    ]
+    receiving = asyncio.create_task(second.receive(onward))
+    gate, reached = threading.Event(), threading.Event()
+
+    def hold(bucket: int) -> None:
+        if bucket == 1:
+            reached.set()
+            gate.wait(DEADLINE_S)
+
+    sender.send(order, payloads, before_bucket=hold)
+    arriving = asyncio.create_task(first.receive(order))
+    assert await asyncio.to_thread(reached.wait, DEADLINE_S)
+    assert not receiving.done(), "the rest has not come"
+    gate.set()
+    await asyncio.gather(arriving, receiving, *sends)
+    assert sum(send.result() for send in sends) == order.manifest.total_bytes
+
+
+async def test_a_second_attempt_goes_on_behind_what_has_arrived(sender: Sender) -> None:
+    receiver = VersionReceiver(HOST)
+    order, payloads = sender.order(tensors(3), 3, "a", target_bytes=64)
+    sender.send(order, payloads, Fault(corrupt_bucket=1))
+    with pytest.raises(StageFailed, match="digest of bucket 1"):
+        await receiver.receive(order)
+    await asyncio.to_thread(sender.join)
+    sender.asked.clear()
+    again, payloads = sender.order(tensors(3), 3, "b", target_bytes=64)
+    sender.send(again, payloads)
+    await receiver.receive(again)
+    assert max(sender.asked) >= 1, "the first bucket was not sent again"
+
+
+async def test_a_version_in_place_of_another_takes_no_more_memory(sender: Sender) -> None:
+    relay = VersionReceiver(HOST, keeps_copy=True, shared=True)
+    await receive(relay, sender, 3)
+    relay.keep()
+    held = relay.place
+    order, payloads = sender.order(tensors(4), 4, "e", target_bytes=64)
+    sender.send(order, payloads)
+    await relay.receive(replace(order, in_place=True))
+    relay.keep()
+    assert relay.place == held

@@ -68,6 +68,7 @@ class EngineLoader:
         self._timeout_s = commit_timeout_s
         self._staged: WeightManifest | None = None
         self._loaded: WeightManifest | None = None  # the last one, also after it was lost
+        self._served: int | None = None  # by the workers, also after it was lost
         self._received = False  # by this replica and not by its node's relay
         self._update_open = False  # on the workers, which refuse to open another
         self.committed: WeightManifest | None = None
@@ -177,7 +178,7 @@ class EngineLoader:
                 self.committed = None if self.torn else before
                 raise
             self.torn, self.committed, self._staged = False, staged, None
-            self._loaded = staged
+            self._loaded, self._served = staged, version
             self._update_open = False
             if self._received:
                 self.receiver.keep()
@@ -230,9 +231,9 @@ class EngineLoader:
 
     async def _workers_torn(self) -> bool:
         """Whether any holds something else than was loaded last: a late load may have ended."""
-        loaded = self._loaded.version if self._loaded is not None else None
+        served = self._served
         try:
-            return any(one["torn"] or one["version"] != loaded for one in await self.digests())
+            return any(one["torn"] or one["version"] != served for one in await self.digests())
         # Workers that cannot answer are taken to be torn.
         except Exception:
             log.exception("workers do not say whether they are torn")

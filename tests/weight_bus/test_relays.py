@@ -1,0 +1,109 @@
+"""Relays of nodes: who feeds them, and what their replicas are told."""
+
+from services.protocol.weights.hello import RelayHello
+from services.protocol.weights.place import Place
+from services.protocol.weights.weight_bus import (
+    CommitWeights,
+    DropLinks,
+    Phase,
+    SendWeights,
+    StageWeights,
+)
+
+from .conftest import Endpoint, World, manifest
+
+PLACE = Place(pid=1, fd=2, inode=3, offset=0)
+
+
+class RelayEnd(Endpoint):
+    """A scripted relay; its node is named like it."""
+
+    async def register(self) -> None:
+        hello = RelayHello(relay_id=self.id, node_id=self.id, memory_domain=self.id)
+        await self.bus.register_relay(hello)
+
+    async def vote(self, order: StageWeights, error: str | None = None) -> None:
+        place = None if error else PLACE
+        await self.report(
+            Phase.STAGE,
+            order.manifest.version,
+            prefix=order.links[0].prefix,
+            error=error,
+            place=place,
+        )
+
+
+async def relay(world: World, name: str) -> RelayEnd:
+    end = RelayEnd(world.bus, name)
+    await end.register()
+    return end
+
+
+async def test_a_replica_is_told_where_its_nodes_relay_holds_the_version(world: World) -> None:
+    ranks = await world.register_trainer()
+    node = await relay(world, "n1")
+    replica = await world.replica("r1", memory_domain="n1")
+    await world.bus.publish(manifest(1))
+    order = await node.receive(StageWeights)
+    assert [(await rank.receive(SendWeights)).link.replica_id for rank in ranks] == ["n1", "n1"]
+    assert order.in_place, "nobody reads what it holds"
+    assert replica.orders == [], "the version is not here yet"
+    await node.vote(order)
+    staged = await replica.receive(StageWeights)
+    assert (staged.place, staged.links) == (PLACE, ())
+    await replica.report(Phase.STAGE, 1)
+    await replica.receive(CommitWeights)
+    await replica.committed(1)
+    await world.until(lambda table: table.members[0].committed_version == 1)
+
+
+async def test_the_first_relay_feeds_the_second_while_it_receives(world: World) -> None:
+    ranks = await world.register_trainer()
+    first, second = await relay(world, "n1"), await relay(world, "n2")
+    await world.bus.publish(manifest(1))
+    await first.receive(StageWeights)
+    sends = [await first.receive(SendWeights) for _ in ranks]
+    assert [(send.link.replica_id, send.link.trainer_rank) for send in sends] == [
+        ("n2", 0),
+        ("n2", 1),
+    ]
+    await second.receive(StageWeights)
+    for rank in ranks:
+        assert (await rank.receive(SendWeights)).link.replica_id == "n1"
+        assert rank.orders == [], "the trainer sends once"
+
+
+async def test_a_relay_whose_sender_failed_is_fed_by_another(world: World) -> None:
+    ranks = await world.register_trainer()
+    first, second = await relay(world, "n1"), await relay(world, "n2")
+    await world.bus.publish(manifest(1))
+    await first.receive(StageWeights)
+    for rank in ranks:
+        await rank.receive(SendWeights)
+    await second.vote(await second.receive(StageWeights), error="the sender is gone")
+    await second.receive(DropLinks)
+    again = await second.receive(StageWeights)
+    sends = [await rank.receive(SendWeights) for rank in ranks]
+    assert [send.link.prefix for send in sends] == [link.prefix for link in again.links]
+
+
+async def test_a_version_is_not_written_over_what_a_replica_loads(world: World) -> None:
+    await world.register_trainer()
+    node = await relay(world, "n1")
+    replica = await world.replica("r1", memory_domain="n1")
+    await world.bus.publish(manifest(1))
+    await node.vote(await node.receive(StageWeights))
+    await replica.receive(StageWeights)
+    await world.bus.publish(manifest(2))
+    assert not (await node.receive(StageWeights)).in_place
+
+
+async def test_a_replica_receives_by_itself_where_the_relay_keeps_failing(world: World) -> None:
+    await world.register_trainer()
+    node = await relay(world, "n1")
+    replica = await world.replica("r1", memory_domain="n1")
+    await world.bus.publish(manifest(1))
+    for _ in range(3):
+        await node.vote(await node.receive(StageWeights), error="no memory")
+        await node.receive(DropLinks)
+    assert len((await replica.receive(StageWeights)).links) == 2
