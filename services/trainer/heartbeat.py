@@ -40,8 +40,13 @@ class DeviceEvent(Protocol):
 
 def name_torch_thread() -> None:
     """Name the calling thread `torch`; threads that it makes inherit the name on Linux."""
+    name_thread("torch")
+
+
+def name_thread(name: str) -> None:
+    """Name the calling thread for the kernel."""
     with contextlib.suppress(OSError):  # without it, marks are signs of life all the same
-        (_TASKS / str(threading.get_native_id()) / "comm").write_text("torch")
+        (_TASKS / str(threading.get_native_id()) / "comm").write_text(name)
 
 
 def cpu_seconds() -> float:

@@ -11,7 +11,7 @@ from services.protocol.errors import InvalidInput
 from services.protocol.weights.weights import Dtype
 from services.trainer.experts import names
 from services.trainer.experts.names import CheckpointNames
-from services.trainer.snapshot.snapshot import Divided, WireLayout, tensor_specs
+from services.trainer.snapshot.layout import Divided, WireLayout, tensor_specs
 
 SMALL = {
     "vocab_size": 32,

@@ -28,8 +28,8 @@ from services.trainer.model.model import Policy, load_initial_weights, load_poli
 from services.trainer.rank.memory_limits import check_memory
 from services.trainer.rank.process_group import make_mesh
 from services.trainer.rank.rank_messages import Digests, RankModel, RankRun, RankStep
+from services.trainer.snapshot.exporter import WeightExporter
 from services.trainer.snapshot.publisher import canary_sequences
-from services.trainer.snapshot.snapshot import WeightExporter
 from services.trainer.step.auxiliary_models import AuxiliaryModels
 from services.trainer.step.balance import check_balance
 from services.trainer.step.model_flops import peak_flops
@@ -113,6 +113,7 @@ class Learner:
         check_memory(self._config, start.algorithm)
         check_balance(self._policy, start.algorithm.router_aux_loss_coef)
         self._profiler.drop()
+        self._exporter.let_weights_change()
         self._start, self._algorithm = start, start.algorithm
         self._auxiliary_models = AuxiliaryModels()  # frees those of the run before
         self._auxiliary_models = AuxiliaryModels.load(
@@ -260,9 +261,11 @@ class Learner:
             raise InvalidInput(field, wrong, f"Token ids of this model are 0 to {limit - 1}.")
 
     def _make_optimizer(self) -> torch.optim.Optimizer:
-        return make_adamw(
+        optimizer = make_adamw(
             self._policy.trained_parameters(),
             self._config,
             learning_rate=self._algorithm.learning_rate,
             weight_decay=self._algorithm.weight_decay,
         )
+        optimizer.register_step_pre_hook(lambda *_: self._exporter.let_weights_change())
+        return optimizer

@@ -20,13 +20,13 @@ def process(training: Training) -> float:
 
 
 def snapshots(training: Training) -> float:
-    """Copies for the weight bus: two versions and the next, and this one's parts before they are
-    joined; only ranks of the first copy of the model send."""
+    """Copies for the weight bus: two versions and the next; only ranks of the first copy of the
+    model send."""
     lora = training.trainer.lora
     sent = training.parameters
     if lora is not None and lora.push == "adapter":
         sent = training.adapter
-    return (SNAPSHOT_BUFFERS + 1) * training.itemsize * sent / training.shards
+    return SNAPSHOT_BUFFERS * training.itemsize * sent / training.shards
 
 
 def checkpoint(training: Training) -> float:

@@ -1,0 +1,84 @@
+"""Copies of shards from a device to host memory, beside the work of the training thread."""
+
+import contextlib
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+
+from services.observability.log import Log
+from services.transport.shared_memory import SharedBuffer
+
+PIECE = 1 << 24
+"""Elements that are converted on the device at a time: 32 MiB of bfloat16."""
+
+_log = Log("trainer")
+
+
+class CopyStream:
+    """The stream on which a rank's shards leave its device; nothing is asynchronous without one.
+
+    What is converted lies in memory of the stream's own, which the next piece takes again in the
+    order of the stream: a snapshot takes a piece or two of the device, however large the model is.
+
+    Args:
+        on_device: the shards are on the current GPU, and not in host memory.
+    """
+
+    def __init__(self, *, on_device: bool) -> None:
+        self._stream = torch.cuda.Stream() if on_device else None
+        self._read: torch.cuda.Event | None = None
+        self._pinned: weakref.WeakSet[SharedBuffer] = weakref.WeakSet()
+
+    def reading(self, buffer: SharedBuffer) -> AbstractContextManager[object]:
+        """Where shards are read: after the changes that were asked for before."""
+        if self._stream is None:
+            return contextlib.nullcontext()
+        if buffer not in self._pinned:
+            pin(buffer)
+            self._pinned.add(buffer)
+        self._stream.wait_stream(torch.cuda.current_stream())
+        return torch.cuda.stream(self._stream)
+
+    def copy(self, shard: Tensor, target: Tensor) -> None:
+        """Convert a shard into `target`, a part of the buffer with as many elements."""
+        for piece, into in zip(shard.reshape(-1).split(PIECE), target.split(PIECE), strict=True):
+            if piece.is_cuda:
+                into.copy_(piece.to(into.dtype), non_blocking=True)
+            else:
+                into.copy_(piece)
+
+    def copied(self) -> Callable[[], object]:
+        """A wait of any thread until the device is done with the copies so far."""
+        if self._stream is None:
+            return _done
+        self._read = torch.cuda.Event(blocking=True)
+        self._read.record(self._stream)
+        return self._read.synchronize
+
+    def let_weights_change(self) -> None:
+        """Let what is asked of the device from now on wait until all weights are read."""
+        if self._read is not None:
+            torch.cuda.current_stream().wait_event(self._read)
+
+
+def pin(buffer: SharedBuffer) -> None:
+    """Register a buffer with CUDA for as long as it lives, for copies that no thread waits for.
+
+    Without, copies are right but slow: CUDA passes them through memory of its own.
+    """
+    address, nbytes = buffer.bytes.data_ptr(), buffer.bytes.nbytes
+    runtime = torch.cuda.cudart()
+    if not nbytes:
+        return
+    if code := int(runtime.cudaHostRegister(address, nbytes, 0)):
+        _log.warning("snapshot_not_pinned", bytes=nbytes, cuda_error=code)
+        return
+    # It runs before the buffer's own memory goes.
+    weakref.finalize(buffer, runtime.cudaHostUnregister, address).atexit = False
+
+
+def _done() -> None:
+    """Copies within host memory have ended when they are made."""
