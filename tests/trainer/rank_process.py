@@ -46,6 +46,7 @@ class RankProcess:
         self._learner: Any = None
         self._gate = threading.Event()
         self._held: tuple[list[int], list[int]] = ([], [])
+        self._waits: list[float] = []
 
     def meet(self) -> int:
         self._store = open_store("127.0.0.1")
@@ -163,6 +164,27 @@ class RankProcess:
         """Of each parameter, on this rank."""
         named = self._learner._policy.checkpoint_parameters()
         return {name: parameter.to_local().numel() for name, parameter in named}
+
+    def weights_sum(self) -> float:
+        """Of this rank's shards, in an order that stays: equal weights have equal sums."""
+        named = self._learner._policy.checkpoint_parameters()
+        return sum(float(one.to_local().double().abs().sum()) for _, one in named)
+
+    def note_waits_for_reads(self) -> list[float]:
+        """Sums of the weights as they were at each wait for a snapshot's reads, from now on."""
+        waits: list[float] = []
+        wait = self._learner._exporter.let_weights_change
+
+        def noted() -> None:
+            waits.append(self.weights_sum())
+            wait()
+
+        self._learner._exporter.let_weights_change = noted
+        self._waits = waits
+        return waits
+
+    def waits_for_reads(self) -> list[float]:
+        return self._waits
 
     def draw(self) -> float:
         return float(torch.rand(()))

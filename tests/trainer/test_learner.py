@@ -255,6 +255,19 @@ def test_the_same_seed_gives_the_same_bytes(
     assert [one.digests for one in first] == [one.digests for one in second]
 
 
+def test_each_update_waits_until_the_snapshot_has_read_the_weights(
+    rank_groups, tiny_model, make_start, make_batch
+) -> None:
+    ranks = rank_groups[2]
+    ranks.load(tiny_model)
+    ranks.call("start_run", make_start(), 0)
+    before = ranks.call("weights_sum")
+    ranks.call("note_waits_for_reads")
+    ranks.call("train", make_batch(1), 0, 1)
+    assert ranks.call("waits_for_reads") == [[one] for one in before]
+    assert ranks.call("weights_sum") != before
+
+
 def test_shards_of_both_ranks_make_the_full_tensors_and_match_their_digests(
     rank_groups, tied_model
 ) -> None:
