@@ -17,7 +17,7 @@ INDEX = "model.safetensors.index.json"
 
 _WHOLE = "model.safetensors"
 _WEIGHTS = "*.safetensors"
-_PIECE_BYTES = 64 << 20
+_PIECE_BYTES = 16 << 20
 
 
 def base_digest(model: str) -> str:

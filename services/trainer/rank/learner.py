@@ -267,5 +267,6 @@ class Learner:
             learning_rate=self._algorithm.learning_rate,
             weight_decay=self._algorithm.weight_decay,
         )
-        optimizer.register_step_pre_hook(lambda *_: self._exporter.let_weights_change())
+        exporter = self._exporter  # a hook that held the learner would keep it alive in a circle
+        optimizer.register_step_pre_hook(lambda *_: exporter.let_weights_change())
         return optimizer

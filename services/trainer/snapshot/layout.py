@@ -31,7 +31,7 @@ class ExportedTensor:
 
     @property
     def divided(self) -> "Divided":
-        """As what the ranks divide it."""
+        """How the ranks divide it."""
         shape = tuple(self.parameter.shape)
         (dim,) = (one.dim for one in self.parameter.placements if isinstance(one, Shard))
         return Divided(name=self.name, shape=shape, blocks=math.prod(shape[:dim]))
