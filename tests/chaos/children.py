@@ -29,10 +29,14 @@ from services.trainer.rank import rank as rank_module
 from services.transport import links
 from services.weight_bus.actor import WeightBusActor
 from services.weight_bus.config import WeightBusConfig
+from services.weight_bus.relay import relay as relay_module
+from services.weight_bus.relay.relay import Relay
 from tests.chaos.calls import BusOverSocket, serve
 from tests.chaos.faults import FAULTS, HOLD_S, FaultyLink
 
 HOST = "127.0.0.1"
+ELSEWHERE = "another node"
+"""The memory domain of every second replica."""
 
 
 def run_bus(path: str, config: WeightBusConfig) -> None:
@@ -47,7 +51,7 @@ def run_replica(replica_id: str, bus: str, config: RolloutServerConfig) -> None:
 async def _replica(replica_id: str, bus: Any, config: RolloutServerConfig) -> None:
     if int(replica_id.lstrip(string.ascii_letters)) % 2:
         # As on another node: every second one is sent bytes over TCP.
-        replica_module.memory_domain = lambda: "another node"  # type: ignore[attr-defined]
+        replica_module.memory_domain = lambda: ELSEWHERE  # type: ignore[attr-defined]
     replica = RolloutReplica(
         config, replica_id=replica_id, node=Node(ip=HOST), bus=bus, on_end=lambda: os._exit(1)
     )
@@ -57,6 +61,13 @@ async def _replica(replica_id: str, bus: Any, config: RolloutServerConfig) -> No
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, sent_away.set)
     await sent_away.wait()
     await replica.stop()
+
+
+def run_relay(relay_id: str, bus: str, domain: str) -> None:
+    """`domain`: of the replicas that map what it holds."""
+    with mock.patch.object(relay_module, "memory_domain", return_value=domain):
+        relay = Relay(BusOverSocket(bus), relay_id=relay_id, node_id=relay_id, host=HOST)
+        asyncio.run(relay.run())
 
 
 def run_router(listener: socket.socket, bus: str, table: str, config: RouterConfig) -> None:

@@ -63,6 +63,7 @@ class Scene:
         folder: of the sockets by which processes meet.
         ranks: the trainer's rank processes.
         replicas: every replica process that has not been killed or sent away, by replica id.
+        relays: the process of each node's relay, by relay id; empty unless a test starts some.
         killed: replicas that a test has killed or sent away.
         client: has requests in flight on every replica.
         weights: where the parameters of every version are recorded.
@@ -78,6 +79,7 @@ class Scene:
         self._bus_path = f"{folder}/bus"
         self._bus_process: Any = None
         self.replicas: dict[str, Any] = {}
+        self.relays: dict[str, Any] = {}
         self.killed: set[str] = set()
         self._sent_away: dict[str, Any] = {}
         self._numbers = itertools.count()
@@ -136,6 +138,16 @@ class Scene:
         self.replicas[replica_id] = process
         return replica_id
 
+    async def start_relay(self, domain: str) -> str:
+        """A relay for the replicas of this memory domain, which the bus knows; returns its id."""
+        relay_id = f"relay{next(self._numbers)}"
+        self.relays[relay_id] = self._start("run_relay", relay_id, self._bus_path, domain)
+        deadline = time.monotonic() + READY_S
+        while not (await self.bus.next_orders(relay_id, 0, 0.0)).known:
+            assert time.monotonic() < deadline, f"{relay_id} does not register"
+            await asyncio.sleep(0.02)
+        return relay_id
+
     def start_router(self, listener: socket.socket, table: str, config: RouterConfig) -> Any:
         """A router process behind this socket; `table` is where it meets the others."""
         return self._start("run_router", listener, self._bus_path, table, config)
@@ -165,6 +177,7 @@ class Scene:
         """Process ids of what runs, and what each is."""
         named = {"bus": self._bus_process}
         named |= {f"replica {name}": process for name, process in self.replicas.items()}
+        named |= {f"relay {name}": process for name, process in self.relays.items()}
         named |= {f"rank {index}": rank.process for index, rank in enumerate(self.ranks.ranks)}
         return {one.pid: name for name, one in named.items() if one is not None}
 
@@ -286,6 +299,9 @@ class Scene:
             self.thaw(process.pid)
         if not self._bus_process.is_alive():
             self.start_bus()
+        for relay in self.relays.values():
+            relay.kill()
+        self.relays.clear()
         while len(self.replicas) < self._wanted:
             self.start_replica()
         while len(self.replicas) > self._wanted:

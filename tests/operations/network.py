@@ -69,8 +69,16 @@ class Space:
 
     def ip(self, *arguments: str) -> None:
         """Change the network here; processes are called by the host's numbers."""
-        enter = ["nsenter", "--target", str(self.pid), "--net", "--", "ip"]
-        subprocess.run([*enter, *arguments], check=True, timeout=_STARTED_S)
+        self._in_network("ip", *arguments)
+
+    def limit(self, device: str, mbit_s: float) -> None:
+        """Let a device send no faster."""
+        rate = ["rate", f"{mbit_s}mbit", "burst", "128kb", "latency", "100ms"]
+        self._in_network("tc", "qdisc", "add", "dev", device, "root", "tbf", *rate)
+
+    def _in_network(self, *command: str) -> None:
+        enter = ["nsenter", "--target", str(self.pid), "--net", "--"]
+        subprocess.run([*enter, *command], check=True, timeout=_STARTED_S)
 
     def path(self, path: str | Path) -> Path:
         """A path of this machine as the host sees it."""
@@ -102,9 +110,22 @@ class Machine(Space):
     @property
     def received(self) -> int:
         """Bytes that came over the cable."""
+        return self._counted(0)
+
+    @property
+    def sent(self) -> int:
+        """Bytes that left over the cable."""
+        return self._counted(8)
+
+    def _counted(self, column: int) -> int:
         lines = Path(f"/proc/{self.pid}/net/dev").read_text().splitlines()
         (line,) = (line for line in lines if line.strip().startswith("eth0:"))
-        return int(line.partition(":")[2].split()[0])
+        return int(line.partition(":")[2].split()[column])
+
+    def limit_cable(self, mbit_s: float) -> None:
+        """Let the cable carry no more in each direction."""
+        self.limit("eth0", mbit_s)
+        self._bridge.limit(self.name, mbit_s)
 
     def cut(self) -> None:
         """Pull the cable at the bridge: nothing arrives any more, and nobody is told."""

@@ -1,0 +1,220 @@
+"""One version to many nodes over links that carry little, along a chain of relays.
+
+    python -m benchmarks.weight_fanout
+
+Nodes are network namespaces on a bridge, and `tc` limits each cable in both directions. Bus, links
+and relays are those that are deployed, in processes of their own; trainer ranks send random bytes,
+and a replica without an engine maps each version and checks its digests. It needs root, iproute2
+and util-linux. Both sizes of network have their own run of one node, at the same rate. A model of
+the protocol, calibrated by these runs, tells how long large models take on real networks.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+import torch
+
+from benchmarks.report import MIB, Bar, machine, options_of, show, write
+from benchmarks.weight_fanout import model
+from benchmarks.weight_fanout.model import Chain, Costs
+from benchmarks.weight_fanout.processes import let_open_files
+from benchmarks.weight_fanout.world import LINK_TIMEOUT_S, Push, Shape, World
+
+FEW, MANY = 8, 32
+CUT, KILLED = "n5", "n4"
+MBIT = 1e6 / 8
+SIZES = {"14B": (28e9, 4), "32B": (64e9, 32), "70B": (140e9, 64)}
+"""Bytes of a version, and nodes with rollout servers."""
+BUCKET = 256 * MIB
+RELAY_CORES = 16
+GBIT = (100, 400)
+
+
+def main() -> None:
+    """Measure, print, and write the figures if asked."""
+    options = options_of(
+        __doc__,
+        "weight_fanout",
+        size=(64, "MiB of a version"),
+        bucket_kib=(512, "KiB of a bucket"),
+        few_mbit_s=(200.0, f"of each cable with {FEW} nodes"),
+        many_mbit_s=(50.0, f"of each cable with {MANY} nodes, which share this machine's cores"),
+        rounds=(3, "measured versions of each"),
+    ).parse_args()
+    torch.set_num_threads(1)
+    let_open_files()
+    figures = run(options)
+    report(figures)
+    write(options.json, figures)
+
+
+def run(options: Any) -> dict[str, Any]:
+    """All networks, one after another."""
+    nbytes, bucket = options.size * MIB, options.bucket_kib << 10
+    few, many = options.few_mbit_s, options.many_mbit_s
+
+    def pushes(nodes: int, mbit_s: float, **changed: Any) -> dict[str, Any]:
+        given = {"nbytes": nbytes, "bucket_bytes": bucket} | changed
+        shape = Shape(nodes=nodes, mbit_s=mbit_s, **given)
+        with World(shape) as world:
+            return asyncio.run(measure(world, options.rounds))
+
+    return {
+        **machine(),
+        "nbytes": nbytes,
+        "bucket_bytes": bucket,
+        "mbit_s": {"few": few, "many": many},
+        "small": pushes(1, few, nbytes=bucket),
+        "one": pushes(1, few),
+        "few": pushes(FEW, few, replicas=2),
+        "direct": pushes(FEW, few, replicas=2, relays=False),
+        "one_slow": pushes(1, many),
+        "many": pushes(MANY, many),
+    }
+
+
+async def measure(world: World, rounds: int) -> dict[str, Any]:
+    """Versions to one network, and to the same one that loses nodes in the middle of a version."""
+    await world.open()
+    await world.push()  # opens the links
+    first = world.nodes[0]
+    cpu_s = world.relay_cpu_s(first)
+    pushes = [await world.push() for _ in range(rounds)]
+    found: dict[str, Any] = {
+        "seconds": [one.seconds for one in pushes],
+        "sent": [one.sent for one in pushes],
+        "held": max(one.held for one in pushes),
+        "cpu_s_per_gb": (world.relay_cpu_s(first) - cpu_s) / rounds / world.shape.nbytes * 1e9,
+    }
+    if KILLED in world.nodes and world.shape.relays and world.shape.nodes == FEW:
+        found |= {"cut_s": (await cut(world)).seconds, "killed_s": (await kill(world)).seconds}
+    return found
+
+
+async def cut(world: World) -> Push:
+    """A version during which a node's cable is pulled, and plugged in again afterwards."""
+
+    def pull() -> Sequence[str]:
+        world.half_here(CUT).cut()
+        return [CUT]
+
+    push = await world.push(pull)
+    world.machines[CUT].heal()
+    await world.push()  # it takes part again
+    return push
+
+
+async def kill(world: World) -> Push:
+    """A version during which every process of a node is killed."""
+
+    def shoot() -> Sequence[str]:
+        world.half_here(KILLED)
+        world.kill(KILLED)
+        return [KILLED]
+
+    return await world.push(shoot)
+
+
+def bars(figures: dict[str, Any]) -> list[Bar]:
+    """The limits, of ratios of medians."""
+    few, nbytes = figures["few"], figures["nbytes"]
+    lost = 1.3 * median(few["seconds"]) + LINK_TIMEOUT_S
+    at_most = [
+        (f"{FEW} nodes against one", _ratio(figures, "few", "one"), 1.3),
+        (f"{MANY} nodes against one", _ratio(figures, "many", "one_slow"), 1.6),
+        (f"bytes that leave the trainer, {FEW} nodes", max(few["sent"]) / nbytes, 1.1),
+        (f"{MANY} nodes", max(figures["many"]["sent"]) / nbytes, 1.1),
+        ("copies on a node with 2 replicas, in models", few["held"] / nbytes, 1.1),
+        ("s with a node cut off in the middle", few["cut_s"], lost),
+        ("s with a node killed in the middle", few["killed_s"], lost),
+    ]
+    return [Bar(name=name, found=found, limit=most, at_most=True) for name, found, most in at_most]
+
+
+def _ratio(figures: dict[str, Any], above: str, below: str) -> float:
+    return median(figures[above]["seconds"]) / median(figures[below]["seconds"])
+
+
+def costs(figures: dict[str, Any]) -> Costs:
+    """Of the protocol, as these runs tell."""
+    nbytes, bucket = figures["nbytes"], figures["bucket_bytes"]
+    wire = figures["mbit_s"]["few"] * MBIT
+    one, fixed = median(figures["one"]["seconds"]), median(figures["small"]["seconds"])
+    share = (nbytes - bucket) / (one - fixed) / wire
+    more = median(figures["few"]["seconds"]) - one
+    return Costs(
+        fixed_s=fixed - bucket / (share * wire),
+        hop_s=max(0.0, more / (FEW - 1) - bucket / (share * wire)),
+        cpu_s_per_gb=figures["few"]["cpu_s_per_gb"],
+        wire_share=share,
+    )
+
+
+def chain(nodes: int, figures: dict[str, Any], mbit_s: float) -> Chain:
+    """A chain of one of these runs; its relays share few cores, but need less than one."""
+    return Chain(
+        nodes=nodes,
+        nbytes=figures["nbytes"],
+        bucket_bytes=figures["bucket_bytes"],
+        wire=mbit_s * MBIT,
+        cores=1.0,
+    )
+
+
+def report(figures: dict[str, Any]) -> None:
+    """Print the runs, the bars and what the model says."""
+    found, rates = costs(figures), figures["mbit_s"]
+    rows = []
+    for name, nodes, rate, what in (
+        ("one", 1, "few", "relay"),
+        ("few", FEW, "few", "relays"),
+        ("direct", FEW, "few", "no relays: each replica by itself"),
+        ("one_slow", 1, "many", "relay"),
+        ("many", MANY, "many", "relays"),
+    ):
+        one = figures[name]
+        base = "one" if rate == "few" else "one_slow"
+        modelled = model.seconds(chain(nodes, figures, rates[rate]), found)
+        rows.append([
+            str(nodes),
+            f"{rates[rate]:g}",
+            what,
+            f"{median(one['seconds']):.2f} ({min(one['seconds']):.2f})",
+            f"{_ratio(figures, name, base):.2f}",
+            f"{median(one['sent']) / figures['nbytes']:.2f}",
+            f"{one['held'] / figures['nbytes']:.2f}",
+            "" if name == "direct" else f"{modelled:.2f}",
+        ])  # fmt: skip
+    title = f"{figures['nbytes'] / MIB:.0f} MiB in {figures['nbytes'] // figures['bucket_bytes']}"
+    columns = ["nodes", "Mbit/s", "way", "s, median (least)", "/ one node"]
+    show(
+        [*columns, "sent / model", "held / model", "by the model, s"],
+        rows,
+        title=f"{title} buckets, {figures['cores']} cores",
+    )  # fmt: skip
+    print(*bars(figures), sep="\n")
+    print(
+        f"model: {1000 * found.fixed_s:.0f} ms a version, {1000 * found.hop_s:.1f} ms a node, "
+        f"{found.wire_share:.0%} of the wire, {found.cpu_s_per_gb:.2f} CPU-s/GB of a relay"
+    )
+    show(
+        ["model", "nodes", *(f"{gbit} Gb/s" for gbit in GBIT)],
+        [
+            [name, str(nodes), *(f"{_at_size(nbytes, nodes, gbit, found):.1f} s" for gbit in GBIT)]
+            for name, (nbytes, nodes) in SIZES.items()
+        ],
+        title=f"By the model: buckets of {BUCKET / MIB:.0f} MiB, {RELAY_CORES} cores for a relay",
+    )
+
+
+def _at_size(nbytes: float, nodes: int, gbit_s: float, found: Costs) -> float:
+    wire = gbit_s * 1e9 / 8
+    return model.seconds(
+        Chain(nodes=nodes, nbytes=nbytes, bucket_bytes=BUCKET, wire=wire, cores=RELAY_CORES), found
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""A trainer, two relays in a chain, and the replicas of their nodes; each link of it breaks."""
+
+import pytest
+
+from services.transport.shared_memory import memory_domain
+from tests.chaos.children import ELSEWHERE
+from tests.chaos.scene import KILL_S, LINK_S, Scene
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+FIRST, SECOND = 0, 1
+
+
+async def chain(scene: Scene) -> list[str]:
+    """Two relays that feed all replicas, the first one first."""
+    relays = [await scene.start_relay(domain) for domain in (memory_domain(), ELSEWHERE)]
+    await scene.until_served(await scene.train(), list(scene.replicas))
+    return relays
+
+
+async def test_the_trainer_sends_to_the_first_relay_alone(scene: Scene) -> None:
+    _, second = await chain(scene)
+    await scene.ranks.ranks[0].hold.remote([second, *scene.replicas], 0)
+    version = await scene.train()
+    await scene.until_served(version, list(scene.replicas))
+    for replica_id in scene.replicas:
+        await scene.client.served(replica_id, version)
+
+
+@pytest.mark.parametrize("place", [FIRST, SECOND])
+async def test_a_relay_killed_in_mid_push_delays_its_replicas_and_no_version_is_torn(
+    scene: Scene, place: int
+) -> None:
+    relays = await chain(scene)
+    version = await scene.train_and_hold(0, relays[:1])
+    scene.relays.pop(relays[place]).kill()
+    await scene.ranks.release()
+    assert await scene.until_served(version, list(scene.replicas)) < KILL_S
+    for replica_id in scene.replicas:
+        await scene.client.served(replica_id, version)
+    again = await scene.train()
+    assert await scene.until_served(again, list(scene.replicas)) < KILL_S
+
+
+@pytest.mark.parametrize("place", [FIRST, SECOND])
+async def test_a_frozen_relay_costs_the_deadline_of_its_links(scene: Scene, place: int) -> None:
+    relays = await chain(scene)
+    version = await scene.train_and_hold(0, relays[:1])
+    scene.freeze(scene.relays[relays[place]].pid)
+    await scene.ranks.release()
+    assert await scene.until_served(version, list(scene.replicas)) < KILL_S + LINK_S
+    scene.thaw(scene.relays[relays[place]].pid)
+    await scene.until_served(await scene.train(), list(scene.replicas))
+
+
+async def test_a_killed_rank_in_mid_push_is_no_loss_behind_the_relays(scene: Scene) -> None:
+    relays = await chain(scene)
+    await scene.train_and_hold(1, relays[:1])
+    scene.ranks.ranks[1].process.kill()
+    for replica_id in scene.replicas:
+        await scene.client.flows(replica_id)
+    new = await scene.train()
+    assert await scene.until_served(new, list(scene.replicas)) < KILL_S
+
+
+async def test_a_killed_bus_learns_from_the_relays_where_they_were(scene: Scene) -> None:
+    relays = await chain(scene)
+    version = await scene.train_and_hold(0, relays[:1])
+    scene.kill_bus()
+    for replica_id in scene.replicas:
+        await scene.client.flows(replica_id)
+    await scene.ranks.release()
+    scene.start_bus()
+    assert await scene.until_served(version, list(scene.replicas)) < KILL_S
+    assert await scene.train() == version + 1
+    await scene.until_served(version + 1, list(scene.replicas))
+
+
+async def test_a_replica_killed_while_its_relay_receives_leaves_the_chain_whole(
+    scene: Scene,
+) -> None:
+    relays = await chain(scene)
+    version = await scene.train_and_hold(0, relays[:1])
+    victim, survivor = scene.replicas
+    scene.kill_replica(victim)
+    await scene.ranks.release()
+    assert await scene.until_served(version, [survivor]) < KILL_S
+    successor = scene.start_replica()
+    await scene.until_served(version, [successor])
