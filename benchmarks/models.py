@@ -15,11 +15,13 @@ def make_model(
     tied: bool = False,
     seed: int = 0,
     experts: tuple[int, int] | None = None,
+    positions: int = 4096,
 ) -> Path:
     """Write a Qwen3 of random float32 weights and a tokenizer of bytes into the folder.
 
     Args:
         experts: of each layer, and how many of them a token meets; None: a dense model.
+        positions: longest row.
     """
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -42,7 +44,7 @@ def make_model(
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         head_dim=head_dim,
-        max_position_embeddings=4096,
+        max_position_embeddings=positions,
         tie_word_embeddings=tied,
         **mixture,
     )

@@ -10,7 +10,7 @@ the protocol, calibrated by these runs, tells how long large models take on real
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
@@ -20,10 +20,10 @@ from benchmarks.report import MIB, Bar, machine, options_of, show, write
 from benchmarks.weight_fanout import model
 from benchmarks.weight_fanout.model import Chain, Costs
 from benchmarks.weight_fanout.processes import let_open_files
-from benchmarks.weight_fanout.world import LINK_TIMEOUT_S, Push, Shape, World
+from benchmarks.weight_fanout.world import LINK_TIMEOUT_S, Shape, World
 
 FEW, MANY = 8, 32
-CUT, KILLED = "n5", "n4"
+LOST = "n4"
 MBIT = 1e6 / 8
 SIZES = {"14B": (28e9, 4), "32B": (64e9, 32), "70B": (140e9, 64)}
 """Bytes of a version, and nodes with rollout servers."""
@@ -55,11 +55,17 @@ def run(options: Any) -> dict[str, Any]:
     nbytes, bucket = options.size * MIB, options.bucket_kib << 10
     few, many = options.few_mbit_s, options.many_mbit_s
 
-    def pushes(nodes: int, mbit_s: float, **changed: Any) -> dict[str, Any]:
+    def shape(nodes: int, mbit_s: float, **changed: Any) -> Shape:
         given = {"nbytes": nbytes, "bucket_bytes": bucket} | changed
-        shape = Shape(nodes=nodes, mbit_s=mbit_s, **given)
-        with World(shape) as world:
+        return Shape(nodes=nodes, mbit_s=mbit_s, **given)
+
+    def pushes(*network: Any, **changed: Any) -> dict[str, Any]:
+        with World(shape(*network, **changed)) as world:
             return asyncio.run(measure(world, options.rounds))
+
+    def with_a_loss(harm: Callable[[World], Sequence[str]]) -> float:
+        with World(shape(FEW, few, replicas=2)) as world:
+            return asyncio.run(lose(world, harm))
 
     return {
         **machine(),
@@ -72,49 +78,44 @@ def run(options: Any) -> dict[str, Any]:
         "direct": pushes(FEW, few, replicas=2, relays=False),
         "one_slow": pushes(1, many),
         "many": pushes(MANY, many),
+        "cut_s": with_a_loss(cut),
+        "killed_s": with_a_loss(kill),
     }
 
 
 async def measure(world: World, rounds: int) -> dict[str, Any]:
-    """Versions to one network, and to the same one that loses nodes in the middle of a version."""
+    """Versions to one network; every list holds one figure a version."""
     await world.open()
     await world.push()  # opens the links
     first = world.nodes[0]
     cpu_s = world.relay_cpu_s(first)
     pushes = [await world.push() for _ in range(rounds)]
-    found: dict[str, Any] = {
+    return {
         "seconds": [one.seconds for one in pushes],
         "sent": [one.sent for one in pushes],
         "held": max(one.held for one in pushes),
         "cpu_s_per_gb": (world.relay_cpu_s(first) - cpu_s) / rounds / world.shape.nbytes * 1e9,
     }
-    if KILLED in world.nodes and world.shape.relays and world.shape.nodes == FEW:
-        found |= {"cut_s": (await cut(world)).seconds, "killed_s": (await kill(world)).seconds}
-    return found
 
 
-async def cut(world: World) -> Push:
-    """A version during which a node's cable is pulled, and plugged in again afterwards."""
-
-    def pull() -> Sequence[str]:
-        world.half_here(CUT).cut()
-        return [CUT]
-
-    push = await world.push(pull)
-    world.machines[CUT].heal()
-    await world.push()  # it takes part again
-    return push
+async def lose(world: World, harm: Callable[[World], Sequence[str]]) -> float:
+    """Seconds of a version to the nodes that are left when others go in the middle of it."""
+    await world.open()
+    await world.push()  # opens the links
+    return (await world.push(lambda: harm(world))).seconds
 
 
-async def kill(world: World) -> Push:
-    """A version during which every process of a node is killed."""
+def cut(world: World) -> Sequence[str]:
+    """Pull a node's cable; nobody is told."""
+    world.half_here(LOST).cut()
+    return [LOST]
 
-    def shoot() -> Sequence[str]:
-        world.half_here(KILLED)
-        world.kill(KILLED)
-        return [KILLED]
 
-    return await world.push(shoot)
+def kill(world: World) -> Sequence[str]:
+    """Kill every process of a node."""
+    world.half_here(LOST)
+    world.kill(LOST)
+    return [LOST]
 
 
 def bars(figures: dict[str, Any]) -> list[Bar]:
@@ -127,8 +128,8 @@ def bars(figures: dict[str, Any]) -> list[Bar]:
         (f"bytes that leave the trainer, {FEW} nodes", max(few["sent"]) / nbytes, 1.1),
         (f"{MANY} nodes", max(figures["many"]["sent"]) / nbytes, 1.1),
         ("copies on a node with 2 replicas, in models", few["held"] / nbytes, 1.1),
-        ("s with a node cut off in the middle", few["cut_s"], lost),
-        ("s with a node killed in the middle", few["killed_s"], lost),
+        ("s with a node cut off in the middle", figures["cut_s"], lost),
+        ("s with a node killed in the middle", figures["killed_s"], lost),
     ]
     return [Bar(name=name, found=found, limit=most, at_most=True) for name, found, most in at_most]
 

@@ -24,7 +24,7 @@ import ray
 
 from benchmarks.processes import tree_cpu_s
 from benchmarks.report import MIB, Bar, by_name, machine, options_of, show, write
-from benchmarks.weight_push.actors import load_again
+from benchmarks.weight_push.actors import ANSWER_TOKENS, load_again
 from benchmarks.weight_push.machine_limits import copy_rate, loopback_rate
 from benchmarks.weight_push.world import SHAPES, World
 from millrace_tools.cluster.private_cluster import PrivateCluster
@@ -102,7 +102,7 @@ async def measure(size: int, replicas: int, rounds: int, folder: Path) -> dict[s
         }
         before = _cpu_seconds()
         result["idle"] = await push_rounds(world, rounds, generating=False)
-        await world.on_replicas("begin_answers", STREAMS)
+        await world.on_replicas("begin_answers", [ANSWER_TOKENS] * STREAMS)
         result["generating"] = await push_rounds(world, rounds, generating=True)
         await world.on_replicas("end_answers")
         result["training"] = await train_steps(world, rounds, TRAIN_TOKENS[size])

@@ -27,7 +27,7 @@ PROMPT_TOKENS = 16
 ANSWER_TOKENS = 128
 CHANGE = 1.01
 CHECKPOINT = "model.safetensors"
-_SETTLE_S = 30.0
+_SETTLE_S = 300.0
 
 T = TypeVar("T")
 
@@ -155,10 +155,15 @@ class Replica:
         entries = zip(sequence[1:], last.prompt_logprobs[1:], strict=True)
         return [entry[token].logprob for token, entry in entries]
 
-    async def begin_answers(self, streams: int) -> None:
-        """Have `streams` answers under way at any time, each from its first token."""
-        self._arrivals = [[] for _ in range(streams)]
-        self._answers = [asyncio.create_task(self._answer(one)) for one in self._arrivals]
+    async def begin_answers(
+        self, lengths: Sequence[int], prompt_tokens: int = PROMPT_TOKENS
+    ) -> None:
+        """Have one answer of each length, tokens, under way at any time; returns once all are."""
+        self._arrivals = [[] for _ in lengths]
+        self._answers = [
+            asyncio.create_task(self._answer(one, prompt_tokens, length))
+            for one, length in zip(self._arrivals, lengths, strict=True)
+        ]
         await self._until(lambda: all(self._arrivals))
 
     async def end_answers(self) -> None:
@@ -183,19 +188,29 @@ class Replica:
             if later > start and earlier < end
         )
 
-    async def _answer(self, arrivals: list[float]) -> None:
+    async def tokens(self, start: float, end: float) -> int:
+        """Tokens of all answers between two times of the machine's monotonic clock."""
+        return sum(start < at <= end for one in self._arrivals for at in one)
+
+    async def next_tokens(self) -> float:
+        """Wait for a new token of every answer; returns when the last came."""
+        began = time.monotonic()
+        await self._until(lambda: all(one[-1] > began for one in self._arrivals))
+        return max(next(at for at in one if at > began) for one in self._arrivals)
+
+    async def _answer(self, arrivals: list[float], prompt_tokens: int, answer_tokens: int) -> None:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
         sampling = SamplingParams(
-            max_tokens=ANSWER_TOKENS,
+            max_tokens=answer_tokens,
             ignore_eos=True,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
         )
         while True:
             number = next(self._numbers)
-            ids = [3 + (number + position) % 200 for position in range(PROMPT_TOKENS)]
+            ids = [3 + (number + position) % 200 for position in range(prompt_tokens)]
             prompt = {"prompt_token_ids": ids}
             async for _ in self._engine.generate(prompt, sampling, f"answer-{number}"):
                 arrivals.append(time.monotonic())

@@ -71,20 +71,27 @@ class World:
     steps: int = 0
 
     @classmethod
-    async def open(cls, size: int, replicas: int, folder: Path) -> Self:
-        """Start everything and deliver the first version."""
-        model = str(make_model(folder, SHAPES[size], vocabulary=VOCABULARY[size]))
+    async def open(
+        cls, size: int, replicas: int, folder: Path, *, positions: int = 4096, **server: Any
+    ) -> Self:
+        """Start everything and deliver the first version.
+
+        Args:
+            size: of `SHAPES`.
+            replicas: how many.
+            folder: of the model.
+            positions: longest row that it takes.
+            server: settings of the rollout servers other than these.
+        """
+        vocabulary = VOCABULARY[size]
+        shape = SHAPES[size]
+        model = str(make_model(folder, shape, vocabulary=vocabulary, positions=positions))
         # Every second version is sent whole and the others as changes: two ways, one bus.
         keeper = WeightBusSupervisor(WeightBusConfig(delta_anchor_every=2))
         trainer = TrainerConfig(model=model, world_size=RANKS, dtype="float32")
-        server = RolloutServerConfig(
-            model=model,
-            replicas=replicas,
-            dtype="float32",
-            max_model_len=256,
-            max_num_seqs=32,
-            kv_cache_gb=0.25,
-            keep_copy=True,
+        settings = {"max_model_len": 256, "max_num_seqs": 32, "kv_cache_gb": 0.25} | server
+        config = RolloutServerConfig(
+            model=model, replicas=replicas, dtype="float32", keep_copy=True, **settings
         )
         rank_class: Any = ray.remote(num_cpus=0)(actors.Rank)
         ranks = [rank_class.remote(trainer, "bench", rank) for rank in range(RANKS)]
@@ -93,7 +100,7 @@ class World:
         made = [replica_class.remote() for _ in range(replicas)]
         place = ranks[0].meet.remote()
         models = asyncio.gather(*(rank.join.remote(place) for rank in ranks))
-        starts = (one.start.remote(server, number) for number, one in enumerate(made))
+        starts = (one.start.remote(config, number) for number, one in enumerate(made))
         await asyncio.wait_for(asyncio.gather(*starts), DEADLINE_S)
         group.model = (await models)[0]
         world = cls(group=group, replicas=made, keeper=keeper, folder=folder)

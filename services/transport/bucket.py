@@ -1,4 +1,4 @@
-"""One bucket on the wire: whole, as the elements that changed, or as nothing at all."""
+"""One bucket on the wire: whole, as the elements that changed, as nothing at all, or not yet."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -28,6 +28,7 @@ class Kind(IntEnum):
     FULL = 0
     DELTA = 1
     SAME = 2
+    WAIT = 3  # the sender is there, and the bucket has not come to it yet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +108,10 @@ class BucketSource(Protocol):
         """Buckets of the version."""
 
     def encoded(self, bucket: int, base: int | None) -> Encoded:
-        """The bucket for a receiver that holds `base`; whole if that does not help."""
+        """The bucket for a receiver that holds `base`; whole if that does not help.
+
+        `NOT_YET`, after a pause, while it has not come here.
+        """
 
 
 def digest(pieces: Iterable[Tensor]) -> str:
@@ -121,6 +125,10 @@ def digest(pieces: Iterable[Tensor]) -> str:
 def whole(payload: Tensor, place: Place | None = None) -> Encoded:
     """The bucket as it is."""
     return Encoded(kind=Kind.FULL, base=NO_BASE, payload=payload, place=place)
+
+
+NOT_YET = Encoded(kind=Kind.WAIT, base=NO_BASE, payload=torch.empty(0, dtype=torch.uint8))
+"""A header without a bucket: the receiver goes on waiting for a sender that waits itself."""
 
 
 def changes(new: Tensor, old: Tensor, base: int, itemsize: int) -> Encoded | None:

@@ -17,7 +17,15 @@ from torch.distributed import (  # type: ignore[attr-defined]
 )
 
 from services.protocol.weights.weight_bus import Link, Transport
-from services.transport.bucket import FIELDS, MAGIC, BucketSource, Encoded, Header
+from services.transport.bucket import (
+    FIELDS,
+    MAGIC,
+    NOT_YET,
+    BucketSource,
+    Encoded,
+    Header,
+    Kind,
+)
 from services.transport.rendezvous import Rendezvous, connect, disconnect
 from services.transport.shared_memory import Mappings
 
@@ -100,9 +108,12 @@ class GlooLink:
         sent = 0
         try:
             for bucket in range(self._asked_for(source.version), source.bucket_count):
-                if cancelled():
-                    raise LinkBroken("dropped")
-                sent += self._send_bucket(source.version, bucket, source.encoded(bucket, base))
+                encoded = NOT_YET
+                while encoded.kind is Kind.WAIT:
+                    if cancelled():
+                        raise LinkBroken("dropped")
+                    encoded = source.encoded(bucket, base)
+                    sent += self._send_bucket(source.version, bucket, encoded)
         except RuntimeError as error:
             self.close()
             if isinstance(error, LinkBroken):
@@ -130,7 +141,7 @@ class GlooLink:
         return int(bucket)
 
     def receive_bucket(self, *, version: int, bucket: int, nbytes: int) -> Encoded:
-        """Receive one bucket of this link's sender.
+        """Receive one bucket of this link's sender, or word that it has not come there yet.
 
         The payload is the link's or the sender's memory and valid until `release`, which must
         be called before the next bucket: fresh pages for every bucket would cost more than

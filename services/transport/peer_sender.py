@@ -4,19 +4,24 @@ import threading
 from concurrent.futures import Future
 
 from services.protocol.weights.weight_bus import SendWeights
-from services.transport.bucket import Encoded
+from services.transport.bucket import Encoded, Kind
 from services.transport.gloo import LinkBroken
 from services.transport.links import make_link
 from services.transport.staged_version import StagedVersion
+
+PATIENCE = 10
+"""Deadlines of a link for which a sender waits for a bucket itself; the bus gives up earlier."""
 
 
 class StagedSource:
     """Implements `services.transport.bucket.BucketSource`: a version that is here or arrives, in
     the place of the trainer rank that sent it."""
 
-    def __init__(self, staged: StagedVersion, rank: int, timeout_s: float) -> None:
-        """`timeout_s` is the longest wait for a bucket that has not arrived."""
-        self._staged, self._rank, self._timeout_s = staged, rank, timeout_s
+    def __init__(self, staged: StagedVersion, rank: int, link_timeout_s: float) -> None:
+        """`link_timeout_s` is how long the receiver bears silence."""
+        self._staged, self._rank = staged, rank
+        self._pause_s, self._patience_s = link_timeout_s / 4, PATIENCE * link_timeout_s
+        self._waited_s = 0.0
 
     @property
     def version(self) -> int:
@@ -29,8 +34,16 @@ class StagedSource:
         return len(self._staged.manifest.buckets)
 
     def encoded(self, bucket: int, base: int | None) -> Encoded:
-        """See `BucketSource` and `StagedVersion.encoded`."""
-        return self._staged.encoded(self._rank, bucket, base, self._timeout_s)
+        """See `BucketSource` and `StagedVersion.encoded`.
+
+        Raises:
+            LinkBroken: another version takes this one's place, or it stands still for too long.
+        """
+        found = self._staged.encoded(self._rank, bucket, base, self._pause_s)
+        self._waited_s = self._waited_s + self._pause_s if found.kind is Kind.WAIT else 0.0
+        if self._waited_s > self._patience_s:
+            raise LinkBroken(f"bucket {bucket} has not come in {self._waited_s:g} s")
+        return found
 
 
 class PeerSender:

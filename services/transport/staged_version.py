@@ -10,7 +10,7 @@ from torch import Tensor
 
 from services.protocol.weights.weight_bus import Link
 from services.protocol.weights.weights import TensorSpec, WeightManifest
-from services.transport.bucket import Encoded, Kind, apply_changes, digest, whole
+from services.transport.bucket import NOT_YET, Encoded, Kind, apply_changes, digest, whole
 from services.transport.gloo import GlooLink, LinkBroken
 from services.transport.shared_memory import SharedBuffer
 from services.transport.version_bytes import VersionBytes, block_bytes
@@ -121,7 +121,7 @@ class StagedVersion:
         self._changes = {}
 
     def encoded(self, rank: int, bucket: int, base: int | None, timeout_s: float) -> Encoded:
-        """What trainer rank `rank` sent of a bucket, as soon as it is here.
+        """What trainer rank `rank` sent of a bucket, as soon as it is here; `NOT_YET` before.
 
         Args:
             rank: see above.
@@ -130,7 +130,7 @@ class StagedVersion:
             timeout_s: longest wait, seconds.
 
         Raises:
-            LinkBroken: it did not come in time, or another version takes this one's place.
+            LinkBroken: another version takes this one's place.
         """
         with self._moved:
             self._moved.wait_for(
@@ -139,7 +139,7 @@ class StagedVersion:
             if self._retired:
                 raise LinkBroken("superseded")
             if self._arrived[rank] <= bucket:
-                raise LinkBroken(f"bucket {bucket} has not come in {timeout_s:g} s")
+                return NOT_YET
         changed = self._changes.get((rank, bucket))
         if changed is not None and changed.base == base:
             return changed
@@ -176,11 +176,13 @@ class StagedVersion:
     def _receive_bucket(
         self, link: GlooLink, rank: int, bucket: int, attempt: Future[float]
     ) -> None:
-        encoded = link.receive_bucket(
-            version=self.manifest.version,
-            bucket=bucket,
-            nbytes=self.manifest.bucket_bytes(rank, bucket),
-        )
+        encoded = NOT_YET
+        while encoded.kind is Kind.WAIT and not attempt.done():
+            encoded = link.receive_bucket(
+                version=self.manifest.version,
+                bucket=bucket,
+                nbytes=self.manifest.bucket_bytes(rank, bucket),
+            )
         with self._writing[rank]:
             if attempt.done():  # the memory may be another version's by now
                 raise StageFailed("abandoned")

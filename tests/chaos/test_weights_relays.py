@@ -25,6 +25,7 @@ async def test_the_trainer_sends_to_the_first_relay_alone(scene: Scene) -> None:
     await scene.until_served(version, list(scene.replicas))
     for replica_id in scene.replicas:
         await scene.client.served(replica_id, version)
+    await scene.ranks.release()
 
 
 @pytest.mark.parametrize("place", [FIRST, SECOND])

@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from services.protocol.weights.weight_bus import SendWeights
+from services.transport.bucket import Kind
 from services.transport.gloo import LinkBroken
+from services.transport.peer_sender import PATIENCE, StagedSource
 from services.transport.receiver import VersionReceiver
-from services.transport.shared_memory import Mappings
-from services.transport.staged_version import StageFailed
+from services.transport.shared_memory import Mappings, SharedBuffer
+from services.transport.staged_version import StagedVersion, StageFailed
 from services.transport.version_bytes import VersionBytes, block_bytes
 
 from .sender import HOST, Fault, Sender
@@ -177,3 +179,15 @@ async def test_a_version_in_place_of_another_takes_no_more_memory(sender: Sender
     await relay.receive(replace(order, in_place=True))
     relay.keep()
     assert relay.place == held
+
+
+def test_a_relay_that_waits_itself_says_so_and_not_for_ever(sender: Sender) -> None:
+    order, _ = sender.order(tensors(), 3, "e")
+    empty = StagedVersion(order.manifest, SharedBuffer(block_bytes(order.manifest)))
+    source = StagedSource(empty, rank=0, link_timeout_s=0.04)
+    answers = iter(lambda: source.encoded(0, None).kind, Kind.FULL)
+    seen: list[Kind] = []
+    with pytest.raises(LinkBroken, match="bucket 0 has not come"):
+        seen.extend(answers)
+    assert set(seen) == {Kind.WAIT}
+    assert len(seen) == pytest.approx(4 * PATIENCE, abs=1)
