@@ -5,10 +5,15 @@
 
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.weight_fanout.model import FEW, LINK_TIMEOUT_S, MANY, at_size, costs_of
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "performance.md"
@@ -35,6 +40,8 @@ def page() -> str:
         _rewards(),
         _router(),
         _weights(),
+        _fanout(),
+        _in_flight(),
         _training(),
         _batches(),
         _schedules(),
@@ -168,6 +175,60 @@ def _weights() -> str:
             "weights | replicas | Millrace | through the driver | checkpoint on disk | ratio", rows
         ),
         _table("weights | replicas | bar | wanted | found", bars),
+    )
+
+
+def _fanout() -> str:
+    found = _read("weight_fanout")
+    rates, nbytes = found["mbit_s"], found["nbytes"]
+    rows = [
+        f"{nodes} | {rates[rate]:g} | {way} | {median(one['seconds']):.2f} s | "
+        f"{median(one['seconds']) / median(found[base]['seconds']):.2f} | "
+        f"{median(one['sent']) / nbytes:.2f} | {one['held'] / nbytes:.2f}"
+        for nodes, rate, base, name, way in (
+            (1, "few", "one", "one", "relay"),
+            (FEW, "few", "one", "few", "relays"),
+            (FEW, "few", "one", "direct", "each replica by itself"),
+            (1, "many", "one_slow", "one_slow", "relay"),
+            (MANY, "many", "one_slow", "many", "relays"),
+        )
+        for one in [found[name]]
+    ]
+    columns, *modelled = [" | ".join(row) for row in at_size(costs_of(found))]
+    lost = f"{found['cut_s']:.1f} s with a node cut off in the middle, of which the link's deadline"
+    lost += f" is {LINK_TIMEOUT_S:g} s, and {found['killed_s']:.1f} s with a node killed"
+    return _section(
+        "Weights to many nodes",
+        f"`benchmarks/weight_fanout`: {nbytes >> 20} MiB in {nbytes // found['bucket_bytes']} "
+        "buckets, from publish until the last replica serves them. Nodes are network namespaces of "
+        "one machine whose cables `tc` limits; relays, links and bus are real, replicas have no "
+        "engine. Bytes sent by the trainer and held on a node are in models.",
+        _table("nodes | Mbit/s | way | time | against one node | sent | held", rows),
+        f"The other nodes had the version after {lost} ({FEW} nodes).",
+        "A model of the protocol with the costs of these runs, for bfloat16 weights on real "
+        "networks, buckets of 256 MiB and 16 cores for each relay. **Nothing of this was "
+        "measured.**",
+        _table(columns, modelled),
+    )
+
+
+def _in_flight() -> str:
+    found = _read("in_flight")
+    policies = found["policies"]
+    rows = []
+    for context in next(iter(policies.values())):
+        for policy, by_context in policies.items():
+            one = {name: median(values) for name, values in by_context[context].items()}
+            rows.append(
+                f"{int(context):,} | `{policy}` | {one['commit']:.2f} s | {one['gap']:.2f} s | "
+                f"{one['lost']:.2f} s | {one['lost'] / one['prefill']:.2f}"
+            )
+    return _section(
+        "Open answers under new weights",
+        "`benchmarks/in_flight.py`: what each `rollout_server.in_flight` costs two answers whose "
+        "contexts are so long. Lost is the time that the engine would have needed for the tokens "
+        "that it did not make; the last column divides it by one prefill of the open contexts.",
+        _table("context | in_flight | to commit | token gap | lost | in prefills", rows),
     )
 
 

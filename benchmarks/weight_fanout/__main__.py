@@ -17,19 +17,20 @@ from typing import Any
 import torch
 
 from benchmarks.report import MIB, Bar, machine, options_of, show, write
-from benchmarks.weight_fanout import model
-from benchmarks.weight_fanout.model import Chain, Costs
+from benchmarks.weight_fanout.model import (
+    FEW,
+    LINK_TIMEOUT_S,
+    MANY,
+    at_size,
+    chain_of,
+    costs_of,
+)
 from benchmarks.weight_fanout.processes import let_open_files
-from benchmarks.weight_fanout.world import LINK_TIMEOUT_S, Shape, World
+from benchmarks.weight_fanout.world import Shape, World
 
-FEW, MANY = 8, 32
 LOST = "n4"
-MBIT = 1e6 / 8
-SIZES = {"14B": (28e9, 4), "32B": (64e9, 32), "70B": (140e9, 64)}
-"""Bytes of a version, and nodes with rollout servers."""
-BUCKET = 256 * MIB
-RELAY_CORES = 16
-GBIT = (100, 400)
+FAST = 2
+"""Nodes without a limit, for the CPU time of a relay that passes on what it receives."""
 
 
 def main() -> None:
@@ -78,6 +79,7 @@ def run(options: Any) -> dict[str, Any]:
         "direct": pushes(FEW, few, replicas=2, relays=False),
         "one_slow": pushes(1, many),
         "many": pushes(MANY, many),
+        "fast": pushes(FAST, 0.0, nbytes=4 * nbytes, bucket_bytes=16 * MIB),
         "cut_s": with_a_loss(cut),
         "killed_s": with_a_loss(kill),
     }
@@ -138,35 +140,9 @@ def _ratio(figures: dict[str, Any], above: str, below: str) -> float:
     return median(figures[above]["seconds"]) / median(figures[below]["seconds"])
 
 
-def costs(figures: dict[str, Any]) -> Costs:
-    """Of the protocol, as these runs tell."""
-    nbytes, bucket = figures["nbytes"], figures["bucket_bytes"]
-    wire = figures["mbit_s"]["few"] * MBIT
-    one, fixed = median(figures["one"]["seconds"]), median(figures["small"]["seconds"])
-    share = (nbytes - bucket) / (one - fixed) / wire
-    more = median(figures["few"]["seconds"]) - one
-    return Costs(
-        fixed_s=fixed - bucket / (share * wire),
-        hop_s=max(0.0, more / (FEW - 1) - bucket / (share * wire)),
-        cpu_s_per_gb=figures["few"]["cpu_s_per_gb"],
-        wire_share=share,
-    )
-
-
-def chain(nodes: int, figures: dict[str, Any], mbit_s: float) -> Chain:
-    """A chain of one of these runs; its relays share few cores, but need less than one."""
-    return Chain(
-        nodes=nodes,
-        nbytes=figures["nbytes"],
-        bucket_bytes=figures["bucket_bytes"],
-        wire=mbit_s * MBIT,
-        cores=1.0,
-    )
-
-
 def report(figures: dict[str, Any]) -> None:
     """Print the runs, the bars and what the model says."""
-    found, rates = costs(figures), figures["mbit_s"]
+    found, rates = costs_of(figures), figures["mbit_s"]
     rows = []
     for name, nodes, rate, what in (
         ("one", 1, "few", "relay"),
@@ -177,7 +153,7 @@ def report(figures: dict[str, Any]) -> None:
     ):
         one = figures[name]
         base = "one" if rate == "few" else "one_slow"
-        modelled = model.seconds(chain(nodes, figures, rates[rate]), found)
+        modelled = chain_of(figures, nodes, rates[rate]).seconds(found)
         rows.append([
             str(nodes),
             f"{rates[rate]:g}",
@@ -200,21 +176,8 @@ def report(figures: dict[str, Any]) -> None:
         f"model: {1000 * found.fixed_s:.0f} ms a version, {1000 * found.hop_s:.1f} ms a node, "
         f"{found.wire_share:.0%} of the wire, {found.cpu_s_per_gb:.2f} CPU-s/GB of a relay"
     )
-    show(
-        ["model", "nodes", *(f"{gbit} Gb/s" for gbit in GBIT)],
-        [
-            [name, str(nodes), *(f"{_at_size(nbytes, nodes, gbit, found):.1f} s" for gbit in GBIT)]
-            for name, (nbytes, nodes) in SIZES.items()
-        ],
-        title=f"By the model: buckets of {BUCKET / MIB:.0f} MiB, {RELAY_CORES} cores for a relay",
-    )
-
-
-def _at_size(nbytes: float, nodes: int, gbit_s: float, found: Costs) -> float:
-    wire = gbit_s * 1e9 / 8
-    return model.seconds(
-        Chain(nodes=nodes, nbytes=nbytes, bucket_bytes=BUCKET, wire=wire, cores=RELAY_CORES), found
-    )
+    columns, *rows = at_size(found)
+    show(columns, rows, title="By the model")
 
 
 if __name__ == "__main__":

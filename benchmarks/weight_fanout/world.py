@@ -7,7 +7,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.process import BaseProcess
@@ -17,6 +17,7 @@ from typing import Any, Self
 import psutil
 
 from benchmarks.weight_fanout import processes
+from benchmarks.weight_fanout.model import LINK_TIMEOUT_S
 from benchmarks.weight_fanout.processes import RANKS
 from services.protocol.errors import NotReady
 from services.protocol.weights.weight_bus import MemberTable
@@ -27,7 +28,6 @@ from tests.chaos.calls import BusOverSocket, call
 from tests.operations.network import Machine, Network
 
 TRAINER = "trainer"
-LINK_TIMEOUT_S = 5.0
 _UP_S, _PUSHED_S, _LOOK_S = 60.0, 300.0, 0.05
 _FORK = multiprocessing.get_context("fork")
 
@@ -160,7 +160,7 @@ class World:
         watching = asyncio.create_task(self._watch(lambda table: self._all_serve(table, lost)))
         held = 0
         while not watching.done():
-            held = max(held, *(held_bytes(self._of(node)) for node in self.nodes))
+            held = max(held, *(_held(self._of(node)) for node in self.nodes))
             await asyncio.wait([watching], timeout=_LOOK_S * len(self.nodes))
         await watching
         return Push(seconds=time.monotonic() - began, sent=trainer.sent - before, held=held)
@@ -220,16 +220,20 @@ class World:
             os.kill(process.pid, signal.SIGKILL)
 
 
-def held_bytes(running: Iterator[BaseProcess]) -> int:
-    """Bytes of the copies of versions that processes hold, each counted once."""
+def copies(pids: Iterable[int | None]) -> dict[int, int]:
+    """The copies of versions that processes hold or map: bytes by inode."""
     found: dict[int, int] = {}
-    for process in running:
+    for pid in pids:
         with contextlib.suppress(OSError):
-            for entry in Path(f"/proc/{process.pid}/fd").iterdir():
+            for entry in Path(f"/proc/{pid}/fd").iterdir():
                 if "memfd:millrace" in os.readlink(entry):
                     stat = entry.stat()
                     found[stat.st_ino] = stat.st_blocks * 512
-    return sum(found.values())
+    return found
+
+
+def _held(running: Iterable[BaseProcess]) -> int:
+    return sum(copies(process.pid for process in running).values())
 
 
 async def _soon(call: Callable[[], Awaitable[Any]]) -> None:

@@ -23,7 +23,7 @@ class WeightBusConfig(StrictModel):
             report must come.
         relays: one process on each node with replicas receives each version once, passes it on to
             the next node while it receives, and holds it for all engines of its node; False:
-            every replica receives by itself. It has not run in a Ray cluster yet.
+            every replica receives by itself.
         transport: how bytes reach a relay or a replica: "gloo" over TCP, "nccl" between GPUs,
             "shared_memory" within a node; "auto": shared memory where trainer rank and
             replica can read each other's, else NCCL where both have a GPU, else TCP, and TCP
@@ -52,7 +52,7 @@ class WeightBusConfig(StrictModel):
     link_timeout_s: float = Field(default=20.0, gt=0)
     stage_timeout_s: float = Field(default=120.0, gt=0)
     commit_margin_s: float = Field(default=30.0, gt=0)
-    relays: bool = False
+    relays: bool = True
     transport: Literal["auto", "gloo", "nccl", "shared_memory"] = "auto"
     delta_anchor_every: int = Field(default=0, ge=0)
     commit: Literal["rolling", "barrier"] = "rolling"

@@ -2,9 +2,10 @@
 
 import pytest
 
+from benchmarks.weight_fanout.world import copies
 from services.transport.shared_memory import memory_domain
 from tests.chaos.children import ELSEWHERE
-from tests.chaos.scene import KILL_S, LINK_S, Scene
+from tests.chaos.scene import KILL_S, LINK_S, Scene, family
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -26,6 +27,20 @@ async def test_the_trainer_sends_to_the_first_relay_alone(scene: Scene) -> None:
     for replica_id in scene.replicas:
         await scene.client.served(replica_id, version)
     await scene.ranks.release()
+
+
+async def test_a_node_holds_one_copy_for_all_workers_of_its_engines(scene: Scene) -> None:
+    parallel = scene.start_replica(tensor_parallel_size=2)
+    await scene.until_served(0, [parallel])
+    await chain(scene)
+    version = await scene.train()
+    await scene.until_served(version, list(scene.replicas))
+    model = sum(one.nbytes for one in scene.parameters(version).values())
+    everybody = [*scene.replicas.values(), *scene.relays.values()]
+    found = copies(one.pid for process in everybody for one in family(process.pid))
+    snapshots = copies(rank.process.pid for rank in scene.ranks.ranks)
+    held = sum(size for inode, size in found.items() if inode not in snapshots)
+    assert 2 * model <= held <= 1.1 * 2 * model, "one on each of two nodes"
 
 
 @pytest.mark.parametrize("place", [FIRST, SECOND])
