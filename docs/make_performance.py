@@ -227,7 +227,8 @@ def _in_flight() -> str:
         "Open answers under new weights",
         "`benchmarks/in_flight.py`: what each `rollout_server.in_flight` costs two answers whose "
         "contexts are so long. Lost is the time that the engine would have needed for the tokens "
-        "that it did not make; the last column divides it by one prefill of the open contexts.",
+        "that it did not make; the last column divides it by one prefill of the open contexts. For "
+        "`drain` that includes the prefill of the answers that begin afterwards.",
         _table("context | in_flight | to commit | token gap | lost | in prefills", rows),
     )
 
