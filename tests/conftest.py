@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+from tests.mounts import pretend_mounts
+
 if TYPE_CHECKING:
     from tests.router.vllm_process import Urls
 
@@ -75,3 +77,15 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     finally:
         # Lazily: a test that failed may have left a file open.
         subprocess.run(["umount", "--lazy", str(disk)], check=True, timeout=120)
+
+
+@pytest.fixture(params=["ext4", "nfs4"])
+def each_file_system(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> str:
+    """The kind of file system that every folder is said to be on: a local one, one of a network."""
+    kind = str(request.param)
+    pretend_mounts(monkeypatch, tmp_path_factory.mktemp("mounts") / "mountinfo", f"/ {kind} rw")
+    return kind

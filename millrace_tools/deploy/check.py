@@ -13,6 +13,8 @@ from millrace_tools.deploy.file_kind import KUBERNETES, kind_of
 from millrace_tools.deploy.run_file import read_run_file
 from millrace_tools.deploy.run_plan import Cluster, RunPlan
 from millrace_tools.output import print_line
+from services.file_system import FileSystem
+from services.ledger.ledger_file import network_terms
 from services.orchestrator.tasks.task_table import TaskTable
 from services.protocol.errors import InvalidInput
 from services.protocol.run.orchestrator import RunConfig
@@ -87,6 +89,8 @@ def check(arguments: argparse.Namespace, console: Console) -> int:
     trainer = deployment.configs.get("trainer")
     if isinstance(trainer, TrainerConfig) and trainer.row_groups_leave_nodes:
         print_line(f"note: {_SPLIT}", console)
+    if run is not None and (terms := network_terms(FileSystem.of(run.run_root))):
+        print_line(f"note: run_root, seen from here: {terms}", console)
     if not asked:
         print_line("note: engine_args are unchecked, for there is no vLLM on this machine", console)
     if arguments.figures:

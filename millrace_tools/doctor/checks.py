@@ -7,6 +7,7 @@ from functools import partial
 from packaging.specifiers import SpecifierSet
 
 from millrace_tools.doctor.facts import Disk, Machine
+from services.ledger.ledger_file import network_terms
 from services.open_files import most_connections
 from services.reward_service.isolation.bubblewrap import PACKAGE
 
@@ -228,6 +229,14 @@ def _free_text(disk: Disk) -> str:
     return f"{disk.free / GIB:.1f} of {disk.size / GIB:.1f} GiB free"
 
 
+def ledger(machine: Machine) -> Finding:
+    """What a run's ledger can rely on where runs are written."""
+    if not machine.runs.network:
+        return good(f"on {machine.runs.kind}, in WAL mode, for this host alone")
+    fix = "For fewer waits choose a `run_root` on a disk of the orchestrator's node."
+    return (fault if machine.runs.locks_of_one_host else note)(network_terms(machine.runs), fix)
+
+
 def shared_memory(machine: Machine) -> Finding:
     """Ray's object store and weights within a node lie there."""
     found = f"/dev/shm: {_free_text(machine.shared_memory)}"
@@ -289,7 +298,7 @@ def leftovers(machine: Machine) -> Finding:
 
 _ALL = (
     *(python, packages, sandbox, compilers, languages, gpus, interconnect, cores, memory),
-    *(shared_memory, disks, limits, ports, clock, leftovers),
+    *(shared_memory, disks, ledger, limits, ports, clock, leftovers),
 )
 CHECKS = {check.__name__.replace("_", " "): check for check in _ALL}
 """Every check of one machine, in the order in which they are shown."""

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from services.file_system import FileSystem
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sandbox:
@@ -153,6 +155,7 @@ class Machine:
         compilers: path of each wanted compiler, empty where it is absent.
         languages: what has to be installed for answers in each language, empty: nothing.
         shared_memory: `/dev/shm`.
+        runs: the file system of runs.
     """
 
     host: str
@@ -167,6 +170,7 @@ class Machine:
     clock: Clock
     disks: tuple[Disk, ...]
     shared_memory: Disk
+    runs: FileSystem
     limits: Limits
     compilers: tuple[tuple[str, str], ...]
     languages: tuple[tuple[str, str], ...]

@@ -28,6 +28,7 @@ from millrace_tools.doctor.facts import (
 )
 from millrace_tools.doctor.gpu_probe import gpus
 from services.disk import write_problem
+from services.file_system import FileSystem
 from services.open_files import most_open_files, open_files
 from services.reward_service.config import cores_here
 from services.reward_service.isolation.bubblewrap import NoBubblewrap
@@ -60,6 +61,7 @@ def observe(runs: str = ".") -> Machine:
         clock=clock(),
         disks=disks(runs),
         shared_memory=disk("/dev/shm", "shared memory"),
+        runs=FileSystem.of(runs),
         limits=limits(),
         compilers=tuple((name, shutil.which(name) or "") for name in _COMPILERS),
         languages=tuple((name, language.missing()) for name, language in languages().items()),

@@ -10,6 +10,8 @@ from services.ledger.ledger import Ledger, LedgerError
 from services.ledger.sample_group import Prompt
 from services.orchestrator.tasks.prompts import PromptOrder
 
+pytestmark = pytest.mark.usefixtures("each_file_system")
+
 
 def prompts(count: int, start: int = 0) -> list[Prompt]:
     return [

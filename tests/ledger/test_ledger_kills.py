@@ -5,6 +5,8 @@ import random
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import pytest
+
 from services.ledger.ledger import Ledger
 from services.ledger.sample_group import Prompt
 
@@ -33,6 +35,7 @@ def write_for_ever(path: Path, seed: int, told: Connection) -> None:
         told.send((start + 3, step))
 
 
+@pytest.mark.usefixtures("each_file_system")
 def test_the_ledger_balances_and_forgets_nothing_after_kill_9_at_random_moments(
     tmp_path: Path,
 ) -> None:

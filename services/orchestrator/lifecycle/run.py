@@ -8,6 +8,8 @@ from typing import Any
 from services.changes import Changes
 from services.disk import free_bytes
 from services.ledger.ledger import Ledger
+from services.ledger.ledger_file import LedgerTaken
+from services.observability.log import Log
 from services.observability.metrics import RunMetrics
 from services.orchestrator.checks.run_check import deployment_facts, refuse
 from services.orchestrator.config import OrchestratorConfig
@@ -52,6 +54,8 @@ from services.protocol.run.orchestrator import (
 )
 from services.protocol.run.profile import PROFILE_SPACE, Profile, ProfileOrder, ProfileRequest
 from services.side_by_side import cancel, race
+
+_log = Log("orchestrator")
 
 
 class Run:
@@ -114,6 +118,11 @@ class Run:
         self._ending = RunEnding(context, book, record)
         self._stop, self._keep_progress = asyncio.Event(), True
         self._counts, self._findings = LedgerCounts(), list[Finding]()
+
+    @property
+    def taken(self) -> bool:
+        """Whether another orchestrator took the run over."""
+        return self._book.ledger.taken
 
     def status(self) -> RunStatus:
         """The status of the run."""
@@ -181,6 +190,12 @@ class Run:
     async def execute(self) -> None:
         """Run from start to end; ends in one of the three last states."""
         with run_log(self._context.directory.path, self.progress.run_id):
+            _log.info(
+                "ledger_opened",
+                run=self.progress.run_id,
+                file_system=self._book.ledger.file_system.kind,
+                journal_mode=self._book.ledger.journal_mode,
+            )
             work = asyncio.create_task(self._work(), name="run")
             stop = asyncio.create_task(self._stop.wait(), name="run-stop")
             try:
@@ -213,7 +228,7 @@ class Run:
         error = work.exception()
         if error is None:
             return RunState.FINISHED, self.progress.detail
-        if isinstance(error, RunFailed | NotReady | InvalidInput):
+        if isinstance(error, RunFailed | NotReady | InvalidInput | LedgerTaken):
             return RunState.FAILED, str(error)
         return RunState.FAILED, self._ending.explain(error)
 

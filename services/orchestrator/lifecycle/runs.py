@@ -7,6 +7,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Coroutine
 
+from services.ledger.writer_lease import LEASE_S, LedgerHeld
 from services.observability.log import Log
 from services.orchestrator.checks.run_check import (
     check_environments,
@@ -144,7 +145,11 @@ class Runs:
             request = await self._open_run.again()
             if request is None:
                 return "it cannot be resumed; the orchestrator's log says why"
-            await self._begin(request)
+            try:
+                await self._begin(request)
+            except LedgerHeld:  # by an orchestrator whose machine may have died just now
+                await asyncio.sleep(LEASE_S)
+                await self._begin(request)
         except Exception as error:  # noqa: BLE001  a run that cannot be resumed must not keep others from starting
             return _not_resumed(request, error)
         _log.info("run_resumed", run=request.resume)
@@ -175,7 +180,7 @@ class Runs:
 
     async def _live(self, run: Run) -> None:
         await run.execute()
-        if self._open_run is None or self._closing:
+        if self._open_run is None or self._closing or run.taken:
             return  # a run that a shutdown has cut off is still open, for the next orchestrator
         # The note of this run may be being written still, and that of the next one may be there.
         async with self._starting:
@@ -201,9 +206,11 @@ class Runs:
                 peers=peers,
                 directory=directory,
             )
-        except sqlite3.Error as error:
+        except (InvalidInput, OSError, sqlite3.Error) as error:
             if request.resume is None:
                 directory.remove()
+            if isinstance(error, InvalidInput):
+                raise
             fix = f"The run's ledger cannot be opened there: {error}."
             raise InvalidInput("run_root", run.run_root, fix) from None
 

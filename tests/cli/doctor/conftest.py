@@ -14,6 +14,7 @@ from millrace_tools.doctor.facts import (
     Port,
     Sandbox,
 )
+from services.file_system import FileSystem
 
 GIB = 1 << 30
 
@@ -64,6 +65,7 @@ def machine() -> Machine:
         clock=Clock(synchronised=True, error_s=0.01),
         disks=(Disk(path="/tmp", purpose="Ray's session", size=100 * GIB, free=50 * GIB),),
         shared_memory=Disk(path="/dev/shm", purpose="shared memory", size=8 * GIB, free=8 * GIB),
+        runs=FileSystem(kind="ext4"),
         limits=Limits(open_files=65536, most_open_files=65536, processes=None, locked_bytes=None),
         compilers=(("g++", "/usr/bin/g++"),),
         languages=(("python", ""), ("rust", "")),
