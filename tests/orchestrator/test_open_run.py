@@ -2,16 +2,21 @@
 
 import asyncio
 import json
+import os
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from services.cluster_kv import ClusterValue
+from services.ledger.ledger import LEDGER_FILE, Ledger
+from services.ledger.writer_lease import LEASE_S, lease_path
 from services.orchestrator.lifecycle.open_run import OpenRun
 from services.orchestrator.lifecycle.runs import RunActive, Runs
 from services.protocol.errors import NotReady
 from services.protocol.run.orchestrator import RunRequest, RunState, RunStatus
 from tests.filling import fill
+from tests.mounts import pretend_mounts
 from tests.orchestrator.fakes import World, world
 
 pytestmark = pytest.mark.usefixtures("no_drawing")
@@ -68,6 +73,56 @@ async def test_the_next_orchestrator_goes_on_with_the_run_that_was_open(tmp_path
         assert (status.state, status.step) == (RunState.FINISHED, STEPS)
         assert status.ledger.in_flight == 0
         assert note.text is None
+
+
+async def test_a_run_whose_orchestrator_died_elsewhere_comes_back_when_its_lease_ran_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_mounts(monkeypatch, tmp_path / "mountinfo", "/ nfs4 vers=4.2")
+    note, sleep = Note(), asyncio.sleep
+    async with world(tmp_path) as cluster:
+        run_id = await cut_off(cluster, note)
+        run_dir = Path(cluster.run_config().run_root) / run_id
+        lease = lease_path(run_dir / LEDGER_FILE)
+        lease.write_text(json.dumps({"host": "far", "machine": "far", "pid": "7"}))
+
+        async def pass_over(seconds: float) -> None:
+            if seconds == LEASE_S:
+                os.utime(lease, (0, 0))
+            else:
+                await sleep(seconds)
+
+        monkeypatch.setattr(asyncio, "sleep", pass_over)
+        after = orchestrator(cluster, note)
+        await after.resume_open_run()
+        async with asyncio.timeout(300):
+            status = await after.ended(run_id)
+        assert (status.state, status.step) == (RunState.FINISHED, STEPS), status.detail
+        lines = (run_dir / "log.jsonl").read_text().splitlines()
+        opened = [one for one in map(json.loads, lines) if one["event"] == "ledger_opened"]
+        assert {(one["file_system"], one["journal_mode"]) for one in opened} == {
+            ("nfs4", "persist")
+        }
+
+
+async def test_a_run_that_another_orchestrator_took_over_fails_and_stays_the_others(
+    tmp_path: Path,
+) -> None:
+    note = Note()
+    async with world(tmp_path) as cluster:
+        runs = orchestrator(cluster, note)
+        started = await runs.start(RunRequest(config=cluster.run_config(steps=STEPS)))
+        path = Path(started.run_dir) / LEDGER_FILE
+        async with asyncio.timeout(300):
+            while runs.get(started.run_id).status().step < 1:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            with closing(Ledger(path)) as other:
+                before = other.counts()
+                status = await runs.ended(started.run_id)
+                assert other.counts() == before, "the first one wrote nothing more"
+        assert status.state is RunState.FAILED
+        assert f"{path} has another writer" in status.detail
+        assert note.text is not None, "it is the other's note"
 
 
 async def waiting(runs: Runs, run_id: str) -> RunStatus:
