@@ -236,11 +236,15 @@ def test_a_ledger_in_wal_mode_is_converted_with_all_that_its_wal_holds(
         child.join()
     wal = path.with_name("ledger.sqlite-wal")
     assert wal.stat().st_size
+    shared_memory = path.with_name("ledger.sqlite-shm")
+    shared_memory.unlink()
+    shared_memory.mkdir()  # so that nobody can use it
     pretend_mounts(monkeypatch, path.with_name("mountinfo"), "/ nfs4 vers=4.2")
     with closing(Ledger(path)) as ledger:
         assert (ledger.journal_mode, ledger.counts().admitted) == ("persist", 1)
         assert not wal.exists()
         admit(ledger)
+    shared_memory.rmdir()
     on_local_disk(monkeypatch, path)
     with closing(Ledger(path)) as ledger:
         assert (ledger.journal_mode, ledger.counts().admitted) == ("wal", 2)
