@@ -11,6 +11,7 @@ from safetensors.numpy import save_file
 
 from millrace_tools.capacity.model_shape import parameters_of
 from millrace_tools.main import main
+from tests.mounts import pretend_mounts
 
 Changed = Callable[[str, str], Path]
 LAPTOP = Path(__file__).parents[2] / "deploy" / "laptop.yaml"
@@ -169,11 +170,21 @@ def test_what_cannot_go_well_is_refused_by_field_value_and_fix(
 
 
 def test_check_lets_a_run_file_through_that_the_deployment_can_run(
-    changed: Changed, laptop: Path, capsys: pytest.CaptureFixture[str]
+    changed: Changed,
+    laptop: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     file = changed("model: m", "model: tiny_code\nsampling: {max_tokens: 16}\nbatch_groups: 1")
     file.write_text(file.read_text().replace("batch_groups: 2\n", ""))
     assert main(["check", str(laptop), "--run", str(file)]) == 0
+    assert "run_root" not in capsys.readouterr().out
+    pretend_mounts(monkeypatch, tmp_path / "mountinfo", "/ lustre flock")
+    assert main(["check", str(laptop), "--run", str(file)]) == 0
+    assert (
+        "run_root, seen from here: / is a network file system (lustre)" in capsys.readouterr().out
+    )
     assert main(["check", str(laptop), "--figures"]) == 2
     assert "about GPUs" in capsys.readouterr().err
 

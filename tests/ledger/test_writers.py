@@ -36,6 +36,12 @@ def on_network(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
     pretend_mounts(monkeypatch, tmp_path_factory.mktemp("mounts") / "mountinfo", "/ nfs4 vers=4.2")
 
 
+@pytest.fixture
+def quick_to_give_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    connect = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda *a, **k: connect(*a, **k, timeout=0.01))
+
+
 def on_local_disk(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     pretend_mounts(monkeypatch, path.with_name("mountinfo"), "/ ext4 rw")
 
@@ -110,6 +116,28 @@ def test_a_writer_that_was_stopped_cannot_write_after_another_took_over(
                 assert f"process {os.getpid()} on {socket.gethostname()}" in said
             admit(ledger)
             assert ledger.counts().admitted == 3, "nothing of the other's came in between"
+
+
+def stay_in_a_transaction(path: Path, told: Connection) -> None:
+    ledger = Ledger(path)
+    with ledger.transaction():
+        ledger.execute("UPDATE account SET groups = 7")
+        told.send("")
+        told.recv()
+
+
+@pytest.mark.usefixtures("on_network")
+def test_nobody_takes_over_from_a_writer_that_was_stopped_in_a_transaction(
+    path: Path, quick_to_give_up: None
+) -> None:
+    with process(stay_in_a_transaction, path) as (child, _):
+        stop(child)
+        run_out(path)
+        with pytest.raises(InvalidInput, match=r"another process has it locked") as refused:
+            Ledger(path)
+        assert refused.value.value == str(path)
+    with closing(Ledger(path)) as ledger:
+        assert ledger.imbalance() == 0
 
 
 @pytest.mark.usefixtures("each_file_system")
@@ -251,11 +279,9 @@ def test_a_ledger_in_wal_mode_is_converted_with_all_that_its_wal_holds(
 
 
 def test_a_ledger_that_a_process_has_open_in_wal_mode_is_not_converted(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch, quick_to_give_up: None
 ) -> None:
     on_local_disk(monkeypatch, path)
-    connect = sqlite3.connect
-    monkeypatch.setattr(sqlite3, "connect", lambda *a, **k: connect(*a, **k, timeout=0.01))
     with process(write_when_asked, path) as (_, ask):
         pretend_mounts(monkeypatch, path.with_name("mountinfo"), "/ nfs4 vers=4.2")
         with pytest.raises(InvalidInput, match=r"WAL mode, .* end that process") as refused:

@@ -29,9 +29,9 @@ _MOST_BYTES = 32 * 1024 * 1024
 class RunDirectory:
     """One folder per run.
 
-    `config.yaml`, `ledger.sqlite`, `checkpoints/`, `origin/` (the checkpoints that a branch
-    begins with), `profiles/` (traces of train steps), `metrics.jsonl` (one line per train
-    step), `evaluations.jsonl` (one line per
+    `config.yaml`, `ledger.sqlite`, `ledger.writer` (see `WriterLease`), `checkpoints/`,
+    `origin/` (the checkpoints that a branch begins with), `profiles/` (traces of train steps),
+    `metrics.jsonl` (one line per train step), `evaluations.jsonl` (one line per
     evaluation), `heldout_answers.jsonl` (the first answer to each held-out task at every
     evaluation), `pass_rates.jsonl` (one line per graded sample group: task and share that
     passed), `decisions.jsonl` (one line per decision of the schedule, for `millrace replay`),

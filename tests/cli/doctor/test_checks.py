@@ -19,6 +19,7 @@ from millrace_tools.doctor.facts import (
     Port,
     Sandbox,
 )
+from services.file_system import FileSystem
 from tests.cli.doctor.conftest import GIB, no_gpus, two_gpus
 
 ROOMY = Disk(path="/models", purpose="models", size=100 * GIB, free=50 * GIB)
@@ -127,6 +128,20 @@ def test_a_good_machine_has_nothing_to_fix(machine: Machine, name: str) -> None:
             "run_root",
         ),
         ("disks", {"disks": (replace(ROOMY, problem="Read-only"),)}, "fault", "Read-only", "HF_"),
+        (
+            "ledger",
+            {"runs": FileSystem(kind="nfs4", mount="/s")},
+            "note",
+            "/s is a net",
+            "run_root",
+        ),
+        (
+            "ledger",
+            {"runs": FileSystem(kind="nfs", options=frozenset({"nolock"}))},
+            "fault",
+            "mounted with nolock",
+            "run_root",
+        ),
         ("limits", limits(1024, 1024), "fault", "for 384 connections", "LimitNOFILE"),
         ("limits", limits(1024, 4096), "note", "4096 open files, for 1920", "ulimit -n"),
         ("limits", limits(processes=1024), "fault", "1024 processes", "ulimit -u"),
