@@ -1,10 +1,11 @@
 """The relays of all nodes with replicas: started where one is needed, fed, and ended."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from services.observability.log import Log
+from services.observability.metrics import BusMetrics
 from services.protocol.weights.hello import RelayHello
 from services.protocol.weights.weight_bus import Report
 from services.side_by_side import cancel
@@ -23,11 +24,15 @@ class RelayStarter:
         stop: by Ray's id of a node.
     """
 
-    start: Callable[[str], None]
-    stop: Callable[[str], None]
+    start: Callable[[str], Awaitable[None]]
+    stop: Callable[[str], Awaitable[None]]
 
 
-NO_RELAYS = RelayStarter(start=lambda node_id: None, stop=lambda node_id: None)
+async def _nothing(node_id: str) -> None:
+    pass
+
+
+NO_RELAYS = RelayStarter(start=_nothing, stop=_nothing)
 """Every replica receives by itself."""
 
 
@@ -37,6 +42,8 @@ class NodeRelays:
     def __init__(self, context: DeliveryContext, starter: RelayStarter) -> None:
         self._context, self._starter = context, starter
         self._wanted_at: dict[str, float] = {}
+        self._turn = asyncio.Lock()
+        self._calls: set[asyncio.Task[None]] = set()
         self._deliveries: dict[str, tuple[RelayDelivery, asyncio.Task[None]]] = {}
 
     def start_missing(self) -> None:
@@ -48,11 +55,11 @@ class NodeRelays:
         replicas = map(self._context.replicas.get, self._context.replicas.replica_ids)
         for node_id in {one.hello.node_id for one in replicas if one is not None} - {""}:
             if node_id not in self._wanted_at:
-                self._starter.start(node_id)
+                self._ask(self._starter.start, node_id)
             self._wanted_at[node_id] = now
         for node_id, at in list(self._wanted_at.items()):
             if now - at > limit_s:
-                self._starter.stop(node_id)
+                self._ask(self._starter.stop, node_id)
                 del self._wanted_at[node_id]
 
     def enter(self, hello: RelayHello) -> None:
@@ -84,4 +91,20 @@ class NodeRelays:
         """End every delivery; the relays go on."""
         tasks = [task for _, task in self._deliveries.values()]
         self._deliveries.clear()
-        await cancel(*tasks)
+        await cancel(*tasks, *self._calls)
+
+    def _ask(self, call: Callable[[str], Awaitable[None]], node_id: str) -> None:
+        """Start or stop beside the bus's own work: leases do not wait for Ray."""
+        task = asyncio.create_task(self._asked(call, node_id), name=f"relay of {node_id}")
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+
+    async def _asked(self, call: Callable[[str], Awaitable[None]], node_id: str) -> None:
+        async with self._turn:
+            try:
+                await call(node_id)
+            # Edge of the task: the next tick asks again.
+            except Exception:
+                log.exception("relay not started", node=node_id)
+                BusMetrics.relay_failures.inc()
+                self._wanted_at.pop(node_id, None)

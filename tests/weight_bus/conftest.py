@@ -12,6 +12,7 @@ from services.protocol.weights.weight_bus import MemberTable, Order, Phase, Repo
 from services.protocol.weights.weights import Dtype, TensorSpec, WeightManifest
 from services.weight_bus.bus import Bus
 from services.weight_bus.config import WeightBusConfig
+from services.weight_bus.node_relays import NO_RELAYS
 
 DEADLINE_S = 300.0
 SCORES = ((-1.0,),)
@@ -75,6 +76,7 @@ class Replica(Endpoint):
     keeps_copy = False
     memory_domain = ""
     has_gpu = False
+    node_id = ""
 
     async def register(self, committed_version: int | None = None) -> None:
         held = manifest(committed_version) if committed_version is not None else None
@@ -84,6 +86,7 @@ class Replica(Endpoint):
             copy=held if self.keeps_copy else None,
             memory_domain=self.memory_domain,
             has_gpu=self.has_gpu,
+            node_id=self.node_id,
         )
         await self.bus.register_replica(introduced)
 
@@ -107,6 +110,7 @@ class World:
     def __init__(self, config: WeightBusConfig) -> None:
         self.clock = Clock()
         self.config = config
+        self.starter = NO_RELAYS
         self.bus = self._bus()
         self.ranks = [Endpoint(self.bus, f"a/{rank}") for rank in range(2)]
 
@@ -114,7 +118,7 @@ class World:
         async def store() -> tuple[str, int]:
             return await self.store()
 
-        return Bus(self.config, store=store, clock=self.clock)
+        return Bus(self.config, store=store, relays=self.starter, clock=self.clock)
 
     async def store(self) -> tuple[str, int]:
         return "127.0.0.1", 29000
@@ -149,8 +153,10 @@ class World:
         keeps_copy: bool = False,
         memory_domain: str = "",
         has_gpu: bool = False,
+        node_id: str = "",
     ) -> Replica:
         endpoint = Replica(self.bus, name)
+        endpoint.node_id = node_id
         endpoint.memory_domain, endpoint.has_gpu = memory_domain, has_gpu
         endpoint.keeps_copy = keeps_copy
         endpoint.commit_timeout_s = commit_timeout_s

@@ -1,5 +1,7 @@
 """Relays of nodes: who feeds them, and what their replicas are told."""
 
+import asyncio
+
 from services.protocol.weights.hello import RelayHello
 from services.protocol.weights.place import Place
 from services.protocol.weights.weight_bus import (
@@ -9,8 +11,9 @@ from services.protocol.weights.weight_bus import (
     SendWeights,
     StageWeights,
 )
+from services.weight_bus.node_relays import RelayStarter
 
-from .conftest import Endpoint, World, manifest
+from .conftest import DEADLINE_S, Endpoint, World, manifest
 
 PLACE = Place(pid=1, fd=2, inode=3, offset=0)
 
@@ -107,3 +110,63 @@ async def test_a_replica_receives_by_itself_where_the_relay_keeps_failing(world:
         await node.vote(await node.receive(StageWeights), error="no memory")
         await node.receive(DropLinks)
     assert len((await replica.receive(StageWeights)).links) == 2
+
+
+class Starts:
+    """Starts relays; the first `failures` calls fail, and each waits until `may_end`."""
+
+    def __init__(self, failures: int = 0) -> None:
+        self.failures, self.asked, self.may_end = failures, asyncio.Queue[str](), asyncio.Event()
+
+    async def start(self, node_id: str) -> None:
+        self.asked.put_nowait(f"start {node_id}")
+        await self.may_end.wait()
+        self.failures -= 1
+        if self.failures >= 0:
+            raise RuntimeError("no answer from Ray")
+
+    async def stop(self, node_id: str) -> None:
+        self.asked.put_nowait(f"stop {node_id}")
+
+    async def next(self) -> str:
+        return await asyncio.wait_for(self.asked.get(), DEADLINE_S)
+
+
+async def started(world: World, failures: int = 0) -> Starts:
+    starts = Starts(failures)
+    world.starter = RelayStarter(start=starts.start, stop=starts.stop)
+    await world.restart_bus()
+    return starts
+
+
+async def test_the_bus_answers_while_ray_starts_a_relay(world: World) -> None:
+    starts = await started(world)
+    await world.replica("r1", node_id="n1")
+    assert await starts.next() == "start n1"
+    async with asyncio.timeout(DEADLINE_S):
+        assert [one.replica_id for one in (await world.table()).members] == ["r1"]
+
+
+async def test_a_relay_that_could_not_be_started_is_started_again(world: World) -> None:
+    starts = await started(world, failures=1)
+    starts.may_end.set()
+    await world.replica("r1", node_id="n1")
+    assert await starts.next() == "start n1"
+    async with asyncio.timeout(DEADLINE_S):
+        while starts.asked.empty():
+            await world.bus.expire()
+            await asyncio.sleep(0)
+    assert await starts.next() == "start n1"
+    await world.bus.expire()
+    assert starts.asked.empty(), "it runs"
+
+
+async def test_a_relay_on_a_node_without_replicas_ends(world: World) -> None:
+    starts = await started(world)
+    starts.may_end.set()
+    await world.replica("r1", node_id="n1")
+    assert await starts.next() == "start n1"
+    await world.bus.leave("r1")
+    world.clock.now += world.config.forget_after_s + 1
+    await world.bus.expire()
+    assert await starts.next() == "stop n1"

@@ -60,7 +60,13 @@ def ray_relays() -> RelayStarter:
             **warmed(Stage.TRAINER),
         ).remote()
 
-    return RelayStarter(start=start, stop=end_relay)
+    async def start_beside(node_id: str) -> None:
+        await asyncio.to_thread(start, node_id)
+
+    async def end_beside(node_id: str) -> None:
+        await asyncio.to_thread(end_relay, node_id)
+
+    return RelayStarter(start=start_beside, stop=end_beside)
 
 
 def end_relay(node_id: str) -> None:
