@@ -52,6 +52,8 @@ BUS = WeightBusConfig(
     dead_after_s=6.0,
     forget_after_s=12.0,
     link_timeout_s=LINK_S,
+    # Tests start relays as processes of their own: the bus's need Ray.
+    relays=False,
 )
 FORKS = multiprocessing.get_context("forkserver")
 

@@ -16,19 +16,23 @@ from services.page.http_app import page_app
 from services.page.run_store import FolderRunStore
 from services.reward_service.http_api import http_api as reward_api
 from services.router.config import ListenConfig
-from services.router.listener.listener import Listener
+from services.router.listener import listener
 from tests.conformance.conftest import before, until_idle
 from tests.orchestrator.fakes import world
 from tests.page.made_run import make_run
 from tests.reward_service.conftest import start_scoring
 from tests.router.vllm_process import MODEL
 
-PATIENCE_S = 1.0
-"""How long the services wait here for what a client still owes them."""
+PATIENT_S, IMPATIENT_S = 60.0, 1.0
+"""How long the services wait for what a client still owes them, which shares their event loop."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fuzz", type=int, default=200, help="random inputs per interface (200)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "impatient: services soon cut off a client that is slow")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,11 +56,15 @@ class Attacked:
         return f"http://127.0.0.1:{self.port}"
 
 
+def _patience_s(request: pytest.FixtureRequest) -> float:
+    return IMPATIENT_S if request.node.get_closest_marker("impatient") else PATIENT_S
+
+
 @contextlib.asynccontextmanager
 async def _router(request: pytest.FixtureRequest) -> AsyncIterator[Attacked]:
     cluster = await before(
         request.getfixturevalue("vllm").plain,
-        client_read_s=PATIENCE_S,
+        client_read_s=_patience_s(request),
         lease_wait_s=0.1,
         session_poll_max_s=0.05,
         max_body_bytes=1 << 18,
@@ -104,8 +112,9 @@ async def _orchestrator(request: pytest.FixtureRequest) -> AsyncIterator[Attacke
 
 
 @contextlib.asynccontextmanager
-async def _reward_service(_: pytest.FixtureRequest) -> AsyncIterator[Attacked]:
-    scoring = await start_scoring("B", slots=1, max_request_mb=1, request_body_s=PATIENCE_S)
+async def _reward_service(request: pytest.FixtureRequest) -> AsyncIterator[Attacked]:
+    body_s = _patience_s(request)
+    scoring = await start_scoring("B", slots=1, max_request_mb=1, request_body_s=body_s)
     parts = [
         {"weight": 1.0, "grader": {"kind": "exact", "expected": "4"}},
         {"weight": 0.5, "grader": {"kind": "maths", "expected": "4"}},
@@ -173,12 +182,12 @@ class _Mounted:
 
 @contextlib.asynccontextmanager
 async def _listening(app: Any) -> AsyncIterator[int]:
-    listener = Listener(ListenConfig(port=0))
-    await listener.start(app)
+    one = listener.Listener(ListenConfig(port=0))
+    await one.start(app)
     try:
-        yield listener.port
+        yield one.port
     finally:
-        await listener.stop()
+        await one.stop()
 
 
 _INTERFACES = {
@@ -195,13 +204,14 @@ async def attacked(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Attacked]:
     """One interface; after the test it still answers, and nothing of the attack is left in it."""
-    monkeypatch.setattr("services.router.listener.listener._HEAD_S", PATIENCE_S)
-    monkeypatch.setattr(runs_api, "_BODY_S", PATIENCE_S)
+    monkeypatch.setattr(listener, "_HEAD_S", _patience_s(request))
+    monkeypatch.setattr(runs_api, "_BODY_S", _patience_s(request))
     # Drawing takes longer than a whole run here.
     monkeypatch.setattr(RunDirectory, "draw_learning_curve", lambda self: None)
     async with _INTERFACES[request.param](request) as attacked:
         before = len(asyncio.all_tasks())
         yield attacked
+        monkeypatch.setattr(listener, "_HEAD_S", PATIENT_S)
         async with asyncio.timeout(300), httpx.AsyncClient(verify=False) as http:
             path = _ALIVE.get(attacked.name, "/health")
             assert (await http.get(attacked.url + path)).status_code == 200

@@ -71,6 +71,7 @@ def _no_json(name: str) -> None:
     raise AssertionError(f"{name} is not JSON")
 
 
+@pytest.mark.impatient
 async def test_bytes_that_are_no_request_are_refused_or_cut_off(
     attacked: Attacked, budget: int
 ) -> None:
