@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from millrace_tools.capacity.known_shapes import KNOWN_SHAPES
-from millrace_tools.capacity.sizing import Sizing
+from millrace_tools.capacity.sizing import Sizing, relays_of
 from millrace_tools.deploy.deployment import Deployment
 from services.protocol.model_source import name_or_path
 from services.protocol.run.orchestrator import RunConfig
@@ -193,6 +193,7 @@ def sizing(file: Path, text: str) -> Sizing:
         rollout=configs["rollout_server"],
         reward=configs["reward_service"],
         gpu_gib=GPU_GIB,
+        relays=relays_of(configs),
         run=run,
     )
 

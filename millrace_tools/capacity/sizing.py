@@ -28,11 +28,16 @@ from services.trainer.sizing.rank_memory import (
 )
 from services.trainer.sizing.shape import ModelShape
 from services.trainer.sizing.training import ITEMSIZE, Training
+from services.weight_bus.config import WeightBusConfig
 
 ENGINE_GIB = 4.0
 """Memory that vLLM needs of a GPU beside weights and KV cache: activations, CUDA graphs, NCCL."""
 WORKER_GIB = 4.0
 """Host memory of one process of vLLM with a CUDA context, its weights left out."""
+RELAY_GIB = 0.5
+"""Host memory of a relay's process, its weights left out: 0.36 measured."""
+RELAY_VERSIONS = 2
+"""The version that replicas load, and the next one, which arrives meanwhile."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +47,7 @@ class Sizing:
     Attributes:
         shape: of the model.
         gpu_gib: memory of a GPU.
+        relays: whether a relay on each node holds the weights for its engines.
         run: a run on it, if one is planned.
     """
 
@@ -50,6 +56,7 @@ class Sizing:
     rollout: RolloutServerConfig
     reward: RewardServiceConfig
     gpu_gib: float
+    relays: bool = True
     run: RunConfig | None = None
 
     @property
@@ -74,12 +81,23 @@ class Sizing:
         return self.parameters * ITEMSIZE[self.rollout.dtype] / GIB
 
     @property
+    def staged_versions(self) -> int:
+        """Versions that an engine holds in host memory: with a relay none, otherwise the next one
+        for all its workers, and the one that is served with `keep_copy`."""
+        if self.relays:
+            return 0
+        return 2 if self.rollout.keep_copy else 1
+
+    @property
     def engine_host_gib(self) -> float:
-        """Host memory of an engine: one staged model for all its workers, and the version that is
-        served with `keep_copy`."""
+        """Host memory of an engine."""
         workers = self.rollout.tensor_parallel_size
-        copies = 2 if self.rollout.keep_copy else 1
-        return copies * self.weights_gib + workers * WORKER_GIB
+        return self.staged_versions * self.weights_gib + workers * WORKER_GIB
+
+    @property
+    def relay_host_gib(self) -> float:
+        """Host memory of a node's relay, whatever the number of its engines."""
+        return RELAY_VERSIONS * self.weights_gib + RELAY_GIB
 
     @property
     def kv_gib(self) -> float:
@@ -163,12 +181,18 @@ class Sizing:
                 f"{together} x {sum(host.values()) / GIB:.1f} = "
                 f"{together * sum(host.values()) / GIB:.1f} GiB",
             )
-        copies = 2 if rollout.keep_copy else 1
+        staged = f"{self.staged_versions} x {self.weights_gib:.1f} of staged weights + "
         yield (
             "host memory of an engine",
-            f"{copies} x {self.weights_gib:.1f} of staged weights + {rollout.tensor_parallel_size}"
+            f"{staged if self.staged_versions else ''}{rollout.tensor_parallel_size}"
             f" x {WORKER_GIB:.1f} of processes = {self.engine_host_gib:.1f} GiB",
         )
+        if self.relays:
+            yield (
+                "host memory of a node's relay",
+                f"{RELAY_VERSIONS} x {self.weights_gib:.1f} of staged weights + {RELAY_GIB:.1f} of "
+                f"the process = {self.relay_host_gib:.1f} GiB",
+            )
         yield "disk of checkpoints", f"{checkpoint_disk(self.training) / 1e9:.0f} GB"
 
     def problems(self) -> Iterator[str]:
@@ -188,6 +212,12 @@ def _sum(parts: Mapping[str, float]) -> str:
     return " + ".join(f"{size / GIB:.1f} of {use}" for use, size in parts.items()) + (
         f" = {total:.1f} GiB"
     )
+
+
+def relays_of(configs: Mapping[str, Any]) -> bool:
+    """Whether a deployment file has relays; one without a weight bus gets the default one."""
+    bus: WeightBusConfig = configs.get("weight_bus") or WeightBusConfig()
+    return bus.relays
 
 
 def known_training(configs: Mapping[str, Any], run: RunConfig | None) -> Training | None:
@@ -247,5 +277,6 @@ def sizing_of(configs: Mapping[str, Any], run: RunConfig | None, gpu_gib: float)
         rollout=configs["rollout_server"],
         reward=configs["reward_service"],
         gpu_gib=gpu_gib,
+        relays=relays_of(configs),
         run=run,
     )

@@ -248,3 +248,16 @@ def test_parameters_of_experts_are_not_guessed(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("millrace_tools.capacity.sizing.shape_of", lambda _: shape)
     with pytest.raises(InvalidInput, match="cannot be counted"):
         sizing_of(Deployment.read(DEPLOY / "cluster.yaml").configs, None, 80)
+
+
+def test_with_relays_a_node_holds_the_weights_once_and_its_engines_none() -> None:
+    sizing = _sizing("cluster-4-nodes.yaml")
+    assert sizing.relays
+    without = replace(sizing, relays=False)
+    shared = dict(sizing.figures())
+    alone = dict(without.figures())
+    assert "staged weights" not in shared["host memory of an engine"]
+    assert shared["host memory of a node's relay"].startswith("2 x 27.5 of staged weights")
+    assert alone["host memory of an engine"].startswith("2 x 27.5 of staged weights")
+    assert "host memory of a node's relay" not in alone
+    assert without.engine_host_gib - sizing.engine_host_gib == 2 * sizing.weights_gib
