@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import time
 from collections.abc import Callable
 
@@ -20,6 +21,8 @@ _STATES_S, _LEASES_S = 1.0, 0.25
 """Serve's status costs CPU time that starting services need more."""
 _BUSY = 3.0
 """Load of a core from which services start several times slower; a start alone is about 1."""
+_ERROR = re.compile(r"(\w+\.)*[A-Z]\w+: (?!Traceback)")
+"""The line of a traceback that names its exception; Serve's own holds a whole traceback."""
 _STYLES = {"RUNNING": "green", "DEPLOYING": "yellow"}
 
 
@@ -96,7 +99,7 @@ def reason(message: str) -> str:
     named = [line for line in lines if "InvalidInput: " in line]
     if named:
         return named[-1].partition("InvalidInput: ")[2]
-    errors = [line for line in lines if "Error: " in line]
+    errors = [line for line in lines if _ERROR.match(line)]
     return (errors or lines or [""])[-1]
 
 

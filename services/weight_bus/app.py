@@ -16,6 +16,8 @@ from services.weight_bus.relay.actor import end_relays
 
 _MAX_CONCURRENCY = 10_000
 _CALL_TIMEOUT_S = 20.0
+_START_TIMEOUT_S = 300.0
+"""For the first answer: on a busy machine the process of an actor takes minutes to start."""
 
 
 class WeightBusSupervisor:
@@ -23,12 +25,12 @@ class WeightBusSupervisor:
 
     def __init__(self, config: WeightBusConfig) -> None:
         self._config = config
-        self._stopped = False
+        self._stopped, self._answered = False, False
         self._actor_class = ray.remote(WeightBusActor)  # once: Ray never forgets one
         self._actor = self._get_or_create()
 
     async def check_health(self) -> None:
-        """Answer if the bus answers.
+        """Answer if the bus answers. Serve awaits the first check without a deadline of its own.
 
         Raises:
             NotReady: it does not.
@@ -36,10 +38,14 @@ class WeightBusSupervisor:
         if self._stopped:
             return
         self._actor = self._get_or_create()
+        limit_s = _CALL_TIMEOUT_S if self._answered else _START_TIMEOUT_S
         try:
-            await asyncio.wait_for(self._actor.watch.remote(-1, 0.0), _CALL_TIMEOUT_S)
-        except (TimeoutError, ray.exceptions.RayActorError) as error:
-            raise NotReady(f"weight bus: {type(error).__name__}") from None
+            await asyncio.wait_for(self._actor.watch.remote(-1, 0.0), limit_s)
+        except TimeoutError:
+            raise NotReady(f"weight bus: no answer in {limit_s:g} s") from None
+        except ray.exceptions.RayActorError as error:
+            raise NotReady(f"weight bus: {type(error).__name__}: {error}") from None
+        self._answered = True
 
     def __del__(self) -> None:
         # Serve checks health once more while it shuts down, which must not bring it back.

@@ -63,6 +63,17 @@ def test_the_reason_is_the_last_error_of_a_traceback() -> None:
     assert reason("") == ""
 
 
+def test_the_reason_within_serves_own_error_is_found() -> None:
+    text = (
+        "The deployment failed to start 3 times in a row. Error:\n"
+        "RuntimeError: Traceback (most recent call last):\n"
+        '  File "app.py", line 42, in check_health\n'
+        "services.protocol.errors.NotReady: weight bus: no answer in 300 s\n"
+    )
+    expected = "services.protocol.errors.NotReady: weight bus: no answer in 300 s"
+    assert reason(text) == expected
+
+
 def test_it_waits_for_every_lease(orchestra: Orchestra) -> None:
     orchestra.replies["GET", "/health"] = (200, {"leased_replicas": 2, "members": 2})
     wait_until_leased(orchestra.url, 2, timeout_s=300)
