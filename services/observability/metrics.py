@@ -176,6 +176,8 @@ class BusMetrics:
     lease = _seconds("bus_lease_seconds", "Registration to first lease", "replica")
     paused = _seconds("bus_paused_seconds", "Generation stopped for a commit", "replica")
     canary_gap = _gauge("bus_canary_gap", "Replica's logprobs beside the trainer's", "replica")
+    canary_mean_gap = _gauge("bus_canary_mean_gap", "The same, on average", "replica")
+    canary_shifts = _counter("bus_canary_shifts", "Canary gaps that grew and were taken as good")
     canary_unmoved = _counter("bus_canary_unmoved", "Commits that changed no output", "replica")
     canary_missed = _counter("bus_canary_missed", "Canaries without an answer", "replica")
     sent_bytes = _counter("bus_sent_bytes", "Weight bytes sent over links", "replica")

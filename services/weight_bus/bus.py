@@ -25,6 +25,7 @@ from services.side_by_side import cancel
 from services.weight_bus.barrier import Barrier
 from services.weight_bus.config import WeightBusConfig
 from services.weight_bus.control import Control
+from services.weight_bus.delivery.canary_gaps import GoodGaps
 from services.weight_bus.delivery.delivery import Delivery
 from services.weight_bus.delivery.delivery_context import DeliveryContext
 from services.weight_bus.mailbox import Mailbox
@@ -84,6 +85,7 @@ class Bus:
             ledger=self._ledger,
             changes=self._changes,
             canaries=self._canaries,
+            good_gaps=GoodGaps(config.canary_max_gap),
             newest=lambda: self._manifest,
             post=self._post,
             store=store,
@@ -323,5 +325,9 @@ class Bus:
                 BusMetrics.replica_version.set(one.committed_version, {"replica": one.replica_id})
 
     def _forget_series(self, replica_id: str) -> None:
-        for gauge in (BusMetrics.replica_version, BusMetrics.canary_gap):
+        for gauge in (
+            BusMetrics.replica_version,
+            BusMetrics.canary_gap,
+            BusMetrics.canary_mean_gap,
+        ):
             gauge.forget({"replica": replica_id})

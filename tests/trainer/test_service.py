@@ -151,7 +151,8 @@ class FakeGroup:
 
     def start_run(self, rank: int, start: Any, version: int) -> RankRun:
         self.weights = self.saved_step
-        return RankRun(step=self.saved_step, digests=self.snapshot(rank, version))
+        digests = self.snapshot(rank, version)
+        return RankRun(step=self.saved_step, digests=digests, canary=self.model.canary)
 
     def train(self, rank: int, parts: EachRank, held: int, version: int) -> RankStep:
         batch = parts.of_rank(rank)

@@ -186,6 +186,7 @@ class TrainerService:
         version = await self._publisher.next_version()
         runs: list[RankRun] = await self._call("start_run", start, version)
         record_refused(start.run_id, runs[0].refused)
+        self._take_canary(runs[0])
         manifest = self._manifest(version, runs[0].step, [run.digests for run in runs])
         if await self._publisher.is_published(manifest):
             _log.info("run_starts_from_published_weights", run=start.run_id)
@@ -354,6 +355,11 @@ class TrainerService:
         await self._publisher.publish(manifest)
         if manifest.canary:
             self._own(self._canary.score_when_delivered(manifest.version, self._turn))
+
+    def _take_canary(self, run: RankRun) -> None:
+        """Have the run's versions scored at tokens that its policy finds likely."""
+        assert self._group is not None, "the ranks have just answered"
+        self._group.model = replace(self._group.model, canary=run.canary)
 
     def _manifest(self, version: int, step: int, digests: list[Digests]) -> WeightManifest:
         assert self._group is not None, "the ranks have just answered"

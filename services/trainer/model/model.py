@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
 from services.protocol.errors import InvalidInput
@@ -38,6 +38,8 @@ from services.trainer.offload.activation_offload import checkpoint_on_host
 from services.trainer.offload.sharding import shard, shards_device
 
 _PREFIX = "causal."
+_SAMPLED = 32
+"""Tokens whose probabilities of all ids are held at once."""
 
 P = TypeVar("P", bound="Policy")
 
@@ -84,6 +86,27 @@ class Policy(nn.Module):
         if entropies is not None:
             entropies = self.context_group.gather(entropies, own, count)
         return self.context_group.gather(logprobs, own, count), entropies
+
+    def sample(self, micro: MicroBatch, draws: Tensor) -> Tensor:
+        """Tokens in place of a micro-batch's targets, sampled at temperature 1.
+
+        Args:
+            micro: B rows with N trained tokens.
+            draws: `[N]` in [0, 1), one for each token.
+
+        Returns:
+            int64 `[N]`, without gradient.
+        """
+        own, count = self.own_tokens(micro), len(micro.target)
+        states, head = self.states(micro, own), self.causal.get_output_embeddings()
+        tokens = []
+        for hidden, draw in zip(states.split(_SAMPLED), draws[own].split(_SAMPLED), strict=True):
+            product = self._logits.product(hidden, head.weight, head.bias)
+            below = self._logits.form.of(product).softmax(-1).cumsum(-1)
+            tokens.append(torch.searchsorted(below, draw[:, None])[:, 0])
+        # As floats, which hold every token id.
+        sampled = torch.cat(tokens).clamp_(max=self.vocabulary - 1).float()
+        return self.context_group.gather(sampled, own, count).long()
 
     def own_tokens(self, micro: MicroBatch) -> slice:
         """Which of the N trained tokens this rank scores: all, or those of its slice."""
@@ -227,6 +250,7 @@ def _blank_policy(
         one for name, one in causal.named_parameters() if names.is_stack(name, tuple(one.shape))
     ]
     shard(policy, [*experts, *layers], config, mesh, stacks)
+    register_fsdp_forward_method(policy, "sample")
     return policy
 
 

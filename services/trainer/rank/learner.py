@@ -28,8 +28,8 @@ from services.trainer.model.model import Policy, load_initial_weights, load_poli
 from services.trainer.rank.memory_limits import check_memory
 from services.trainer.rank.process_group import make_mesh
 from services.trainer.rank.rank_messages import Digests, RankModel, RankRun, RankStep
+from services.trainer.snapshot.canary_sequences import canary_sequences
 from services.trainer.snapshot.exporter import WeightExporter
-from services.trainer.snapshot.publisher import canary_sequences
 from services.trainer.step.auxiliary_models import AuxiliaryModels
 from services.trainer.step.balance import check_balance
 from services.trainer.step.model_flops import peak_flops
@@ -72,7 +72,7 @@ class Learner:
         self._base = identify_base(config)
         self._exporter = WeightExporter(self._policy, config, self._base)
         self.snapshots = self._exporter.snapshots
-        self._canary = canary_sequences(self._policy.vocabulary, config.canary_sequences)
+        self._canary = self._likely_sequences()
         self._start: RunStart | None = None
         self._algorithm = AlgorithmConfig()
         self._user_loss: UserLoss | None = None
@@ -126,9 +126,11 @@ class Learner:
             self._begin(start)
         self._progress = loaded.manifest.progress if loaded else Progress()
         self._checkpoints.follow(self._progress.step)
+        self._canary = self._likely_sequences()
         return RankRun(
             step=self._progress.step,
             digests=self.snapshot(version),
+            canary=self._canary,
             frontier=loaded.manifest.frontier if loaded else None,
             refused=loaded.refused if loaded else (),
         )
@@ -216,6 +218,9 @@ class Learner:
         # optimizer that is made next would train those and not the shards.
         self._policy.reshard_all()
         return scored
+
+    def _likely_sequences(self) -> tuple[tuple[int, ...], ...]:
+        return canary_sequences(self._policy, self._config.canary_sequences, self._device)
 
     def _parts(self) -> Parts:
         # The inner model, so that parameters have the names of a Hugging Face checkpoint.

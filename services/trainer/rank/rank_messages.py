@@ -24,7 +24,7 @@ class RankModel:
         parameters: of the whole model.
         tensors: of a snapshot.
         buckets: half-open ranges of indexes into `tensors`.
-        canary: token sequences that are scored for every version.
+        canary: token sequences that are scored for every version until a run starts.
         adapter: set if the tensors are an adapter's; None: they are the whole model.
         vocabulary: number of token ids.
         limits: what passes of the model are cut to.
@@ -77,12 +77,14 @@ class RankRun:
     Attributes:
         step: train steps done in it.
         digests: of the snapshot of the weights that were loaded.
+        canary: token sequences that are scored for every version of the run.
         frontier: of the ledger, from the checkpoint that was loaded.
         refused: newer checkpoints that are not good, each with the reason.
     """
 
     step: int
     digests: Digests
+    canary: tuple[tuple[int, ...], ...] = ()
     frontier: LedgerFrontier | None = None
     refused: tuple[str, ...] = ()
 

@@ -1,7 +1,6 @@
 """Policy versions: numbers them, publishes them on the weight bus, and proves them."""
 
 import asyncio
-import random
 import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -15,7 +14,6 @@ from services.retry import retrying
 RETRY_S = 0.2
 WATCH_S = 10.0
 
-CANARY_TOKENS = 15
 """Length of a sequence: with the one token that an engine must generate, it fits any model."""
 
 DELIVERY_S = 5.0
@@ -202,14 +200,3 @@ class CanaryScorer:
             return
         scored = await self._score([list(one) for one in manifest.canary])
         await self._publisher.publish_canary(tuple(tuple(values) for values in scored))
-
-
-def canary_sequences(vocabulary: int, count: int) -> tuple[tuple[int, ...], ...]:
-    """`count` sequences of random token ids, the same for every run and version.
-
-    Random ids reach rows of the embedding and of the head that text would leave alone.
-    """
-    draw = random.Random(f"canary/{vocabulary}")
-    return tuple(
-        tuple(draw.randrange(vocabulary) for _ in range(CANARY_TOKENS)) for _ in range(count)
-    )

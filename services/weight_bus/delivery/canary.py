@@ -1,7 +1,6 @@
 """The canary: compares a replica's logprobs of fixed tokens with the trainer's."""
 
 import contextlib
-import math
 import time
 
 from services.observability import tracing
@@ -9,7 +8,8 @@ from services.observability.log import Log
 from services.observability.metrics import BusMetrics
 from services.protocol.weights.replica_control import Hold
 from services.protocol.weights.weight_bus import DistrustWeights, Phase, Report
-from services.protocol.weights.weights import CanaryLogprobs
+from services.protocol.weights.weights import CanaryLogprobs, WeightManifest
+from services.weight_bus.delivery.canary_gaps import Gaps
 from services.weight_bus.delivery.delivery_context import DeliveryContext
 from services.weight_bus.delivery.reports import UpdateFailed
 from services.weight_bus.mailbox import MailboxFull
@@ -22,18 +22,18 @@ class Canary:
 
     def __init__(self, replica_id: str, context: DeliveryContext) -> None:
         self._replica_id, self._context = replica_id, context
-        self._version: int | None = None
+        self._manifest: WeightManifest | None = None
         self._answer: Report | None = None  # until it is judged
 
-    def expect(self, version: int) -> None:
+    def expect(self, manifest: WeightManifest) -> None:
         """The replica is ordered to commit a version: answers of other ones do not count."""
         if self._answer is not None:
             self._judge(self._answer)  # the trainer never answered: counted
-        self._version, self._answer = version, None
+        self._manifest, self._answer = manifest, None
 
     def take(self, report: Report) -> bool:
         """Hand in an answer; False if it is of another version."""
-        if report.version != self._version:
+        if self._manifest is None or report.version != self._manifest.version:
             return False
         self._answer = report
         return True
@@ -104,30 +104,13 @@ class Canary:
     def _compare(self, answer: Report, expected: CanaryLogprobs | None) -> str | None:
         """Equal outputs are only logged and counted: a step may be too small to change them."""
         tags = {"replica": self._replica_id}
-        if answer.canary_logprobs is None or expected is None:
+        if answer.canary_logprobs is None or expected is None or self._manifest is None:
             BusMetrics.canary_missed.inc(tags=tags)
             return None
-        gap = largest_gap(answer.canary_logprobs, expected)
-        max_gap = self._context.config.canary_max_gap
-        BusMetrics.canary_gap.set(gap, tags)
+        gaps = Gaps.between(answer.canary_logprobs, expected)
+        BusMetrics.canary_gap.set(gaps.largest, tags)
+        BusMetrics.canary_mean_gap.set(gaps.mean, tags)
         if answer.canary_unmoved:
             BusMetrics.canary_unmoved.inc(tags=tags)
             log.warning("canary did not move", replica=self._replica_id, version=answer.version)
-        if gap <= max_gap:
-            return None
-        return (
-            f"logprobs differ from the trainer's by up to {gap:.3g}, "
-            f"more than canary_max_gap {max_gap:g}"
-        )
-
-
-def largest_gap(answered: CanaryLogprobs, expected: CanaryLogprobs) -> float:
-    """The largest difference of any token, nats; infinite where they cannot be compared."""
-    if [len(one) for one in answered] != [len(one) for one in expected]:
-        return math.inf
-    gaps = [
-        abs(mine - trainers)
-        for one, other in zip(answered, expected, strict=True)
-        for mine, trainers in zip(one, other, strict=True)
-    ]
-    return math.inf if any(map(math.isnan, gaps)) else max(gaps, default=0.0)
+        return self._context.good_gaps.judge(self._replica_id, gaps, self._manifest)

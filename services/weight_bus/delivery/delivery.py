@@ -123,7 +123,7 @@ class Delivery:
             staged = await self._stage(manifest, relay)
         await self._wait_for_others(manifest.version)
         with self._span("commit", manifest) as commit:
-            committed = await self._commit(manifest.version)
+            committed = await self._commit(manifest)
             commit.set(paused_s=committed.paused_s)
         if relay is None and self._transfer.senders[0] not in (
             self._context.trainers.current or ()
@@ -209,13 +209,13 @@ class Delivery:
         if not await self._context.barrier.passed(self._replica_id, version, timeout_s=timeout_s):
             log.warning("barrier broken", replica=self._replica_id, version=version)
 
-    async def _commit(self, version: int) -> Report:
+    async def _commit(self, manifest: WeightManifest) -> Report:
         reports = self._transfer.reports
-        reports.expect(Phase.COMMIT, version)
-        self._canary.expect(version)
+        reports.expect(Phase.COMMIT, manifest.version)
+        self._canary.expect(manifest)
         if self._is(ReplicaState.STAGING):
             self._enter(ReplicaState.COMMITTING)
-        self._transfer.post(CommitWeights(version=version), Phase.COMMIT)
+        self._transfer.post(CommitWeights(version=manifest.version), Phase.COMMIT)
         return await reports.wait(self._commit_timeout_s())
 
     def _judge_in_service(self) -> None:

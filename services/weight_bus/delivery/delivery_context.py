@@ -8,6 +8,7 @@ from services.protocol.weights.weight_bus import Order
 from services.protocol.weights.weights import CanaryLogprobs, WeightManifest
 from services.weight_bus.barrier import Barrier
 from services.weight_bus.config import WeightBusConfig
+from services.weight_bus.delivery.canary_gaps import GoodGaps
 from services.weight_bus.members.relays import Relays
 from services.weight_bus.members.replicas import Replicas
 from services.weight_bus.members.trainer_groups import TrainerGroups
@@ -25,6 +26,7 @@ class DeliveryContext:
         relays: who receives for the replicas of a node.
         trainers: who sends.
         canaries: the trainer's scores of the canary, by version.
+        good_gaps: how far replicas' scores lie from those when all is well.
         ledger: records outcomes.
         changes: notifies of every change of the first four above and of `newest`.
         clock: monotonic seconds, the same as that of `replicas`.
@@ -40,6 +42,7 @@ class DeliveryContext:
     relays: Relays
     trainers: TrainerGroups
     canaries: Mapping[int, CanaryLogprobs]
+    good_gaps: GoodGaps
     ledger: VersionLedger
     changes: Changes
     clock: Callable[[], float]
