@@ -42,6 +42,7 @@ def page() -> str:
         _weights(),
         _fanout(),
         _in_flight(),
+        _canary(),
         _training(),
         _batches(),
         _schedules(),
@@ -230,6 +231,29 @@ def _in_flight() -> str:
         "that it did not make; the last column divides it by one prefill of the open contexts. For "
         "`drain` that includes the prefill of the answers that begin afterwards.",
         _table("context | in_flight | to commit | token gap | lost | in prefills", rows),
+    )
+
+
+def _canary() -> str:
+    cases = {name: one for name, one in _read("canary").items() if isinstance(one, dict)}
+    rows = [
+        f"{case} | {fault} | {found} of {tries}"
+        for case, one in cases.items()
+        for fault, (found, tries) in one["faults"].items()
+    ]
+    pushes = [
+        f"{case} | {one['pushes']:,} | {len(one['alarms'])} | {one['mean_gap'][1]:.4f} | "
+        f"{one['mean_gap'][2]:.4f} | {one['largest_gap']:.3f}"
+        for case, one in cases.items()
+    ]
+    return _section(
+        "The canary",
+        "`benchmarks/canary.py`: a rank and an engine in bfloat16, and small models that learn. "
+        "Each good push must pass; gaps are in nats.",
+        _table("model | good pushes | alarms | median mean gap | largest mean gap | token", pushes),
+        "Loads with one fault, at times throughout the run. Stale is what stayed as it was when "
+        "training began. A fault that is smaller than rounding in bfloat16 cannot be found.",
+        _table("model | fault | found", rows),
     )
 
 

@@ -115,6 +115,7 @@ class Replica:
         with engine_sockets():
             await self._replica.start()
         self._engine: Any = self._replica._engine
+        await self.in_worker(remember_loads)
         self._numbers = itertools.count()
         self._answers: list[asyncio.Task[None]] = []
         self._arrivals: list[list[float]] = []
@@ -238,11 +239,23 @@ def load_checkpoint(worker: Any, folder: str) -> None:
     _load(worker, iter(load_file(Path(folder) / CHECKPOINT).items()))
 
 
+def remember_loads(worker: Any) -> None:
+    """From now on keep the version that was loaded last, for `load_again`."""
+    loader = worker.weight_transfer_engine
+    finish = loader.finish_weight_update
+
+    def finish_and_remember() -> None:
+        loader.loaded_last = loader._staged
+        finish()
+
+    loader.finish_weight_update = finish_and_remember
+
+
 def load_again(worker: Any) -> float:
-    """Load the copy that the worker keeps; returns the seconds of the load itself."""
-    copy = worker.weight_transfer_engine._copy
+    """Load what was loaded last, where it lies; returns the seconds of the load itself."""
+    last = worker.weight_transfer_engine.loaded_last
     began = time.perf_counter()
-    _load(worker, copy.named_tensors())
+    _load(worker, last.named_tensors())
     return time.perf_counter() - began
 
 

@@ -84,8 +84,9 @@ class TrainerConfig(StrictModel):
         ranks_per_node: so many ranks in a row share a node, and all are placed at once or none;
             None: Ray places each by itself.
         node_resource: custom Ray resource that a node must have for ranks to be put there.
-        canary_sequences: token sequences scored with every version, by which its delivery
-            is proved; 0 turns the proof off.
+        canary_sequences: sequences of 32 tokens, sampled from the policy when a run starts and
+            scored with every version, by which its delivery is proved; more find smaller faults,
+            0 turns the proof off.
         start_timeout_s: longest that the resources for the ranks, and then their processes
             up to the import of torch, may take; loading the model is not part of it.
         progress_timeout_s: longest that a group of ranks may be without progress in a load, train

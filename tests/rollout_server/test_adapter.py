@@ -28,7 +28,7 @@ from services.transport.receiver import VersionReceiver
 from services.transport.shared_memory import SharedBuffer
 from services.transport.staged_version import StagedVersion, StageFailed
 from services.transport.version_bytes import block_bytes
-from services.weight_bus.delivery.canary import largest_gap
+from services.weight_bus.delivery.canary_gaps import Gaps
 from tests.transport.test_staged_version import open_link
 
 from .conftest import HOST, Fault, Sender, build_model, policy
@@ -123,7 +123,7 @@ async def test_the_canary_is_scored_with_the_adapter(adapted: Adapted, sender: S
         assert proof.logprobs is not None
         assert not proof.unmoved
         expected = scores_of(adapted.served.policies[str(version)])
-        assert largest_gap(proof.logprobs, expected) < TOLERANCE
+        assert Gaps.between(proof.logprobs, expected).largest < TOLERANCE
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -14,7 +14,7 @@ from services.rollout_server.weights.canary import CanaryProver
 from services.rollout_server.weights.engine_loader import EngineLoader, OtherModel
 from services.transport.receiver import VersionReceiver
 from services.transport.staged_version import StageFailed
-from services.weight_bus.delivery.canary import largest_gap
+from services.weight_bus.delivery.canary_gaps import Gaps
 
 from .conftest import HOST, SMALL, Fault, Sender, build_model, policy
 from .served import Answer, Served, checkpoint_tensors, serve, whole
@@ -65,11 +65,11 @@ async def test_the_canary_proves_the_weights_that_are_served_and_no_others(
     right = await prover.prove(with_canary(first))
     expected = scores_of(served.policies[str(first)])
     assert right.logprobs is not None
-    assert largest_gap(right.logprobs, expected) < TOLERANCE
+    assert Gaps.between(right.logprobs, expected).largest < TOLERANCE
     second = await served.push(sender, seed=2)
     newer = await prover.prove(with_canary(second))
     assert newer.logprobs is not None
-    assert largest_gap(newer.logprobs, expected) > 100 * TOLERANCE, "other weights passed"
+    assert Gaps.between(newer.logprobs, expected).largest > 100 * TOLERANCE, "other weights passed"
     assert not newer.unmoved
     again = await prover.prove(with_canary(second + 1))
     assert again.unmoved, "nothing was delivered in between"
