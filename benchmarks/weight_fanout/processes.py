@@ -104,15 +104,15 @@ class Rank:
         return snapshot.digests
 
 
-def run_rank(machine: Machine, path: str, bus: str, rank: int) -> None:
-    """Until the process is killed."""
+def run_rank(machine: Machine, path: str, bus: str, rank: int, group: str) -> None:
+    """Until the process is killed; ranks that start together are a group of their own."""
     with machine.network():
-        asyncio.run(_rank(machine, path, bus, rank))
+        asyncio.run(_rank(machine, path, bus, rank, group))
 
 
-async def _rank(machine: Machine, path: str, bus: str, rank: int) -> None:
+async def _rank(machine: Machine, path: str, bus: str, rank: int, group: str) -> None:
     store = SnapshotStore()
-    hello = TrainerHello(member_id=f"rank{rank}", group="group", rank=rank, world_size=RANKS)
+    hello = TrainerHello(member_id=f"{group}/{rank}", group=group, rank=rank, world_size=RANKS)
     member = BusMember(hello, BusOverSocket(bus), store, machine.address)
     await asyncio.gather(member.run(), serve(Rank(rank, store), path))
 
@@ -146,7 +146,7 @@ class Replica:
     def __init__(self, bus: Any, name: str, machine: Machine) -> None:
         self._bus, self._id, self._machine = bus, name, machine
         self._receiver = VersionReceiver(machine.address)
-        self._mappings = Mappings()
+        self._mappings = Mappings(kept=1)
         self._work: set[asyncio.Task[Any]] = set()
 
     async def run(self) -> None:
@@ -201,6 +201,7 @@ class Replica:
         block = self._mappings.read(order.place, block_bytes(order.manifest))
         held = VersionBytes(order.manifest, block)
         await asyncio.to_thread(_check, held)
+        self._receiver.forget()
 
 
 def _check(held: VersionBytes) -> None:

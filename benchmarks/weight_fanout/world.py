@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import multiprocessing
 import os
-import signal
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
@@ -68,15 +67,24 @@ class Push:
     held: int
 
 
+@dataclass(kw_only=True)
+class Part:
+    """A process, and what it runs."""
+
+    process: BaseProcess
+    run: Callable[..., None]
+    args: tuple[Any, ...]
+
+
 class World:
     """Processes that are up; a context manager that leaves none."""
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
         self.nodes = tuple(f"n{number}" for number in range(1, shape.nodes + 1))
-        self._processes: dict[str, list[BaseProcess]] = {}
+        self._parts: dict[str, list[Part]] = {}
         self._tensors = processes.tensors_of(shape.nbytes)
-        self._version = 0
+        self._version = self._groups = 0
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as opened:
@@ -92,9 +100,8 @@ class World:
             )
             self._start(TRAINER, processes.run_bus, self._bus_path, config)
             for rank in range(RANKS):
-                self._start(
-                    TRAINER, processes.run_rank, self._rank_path(rank), self._bus_path, rank
-                )
+                path = self._rank_path(rank)
+                self._start(TRAINER, processes.run_rank, path, self._bus_path, rank, self._group)
             self._opened = opened.pop_all()
         self.bus = BusOverSocket(self._bus_path)
         return self
@@ -109,20 +116,39 @@ class World:
     def _rank_path(self, rank: int) -> str:
         return str(self._folder / f"rank{rank}")
 
+    @property
+    def _group(self) -> str:
+        return f"group{self._groups}"
+
     def _start(self, machine: str, run: Callable[..., None], *args: Any) -> None:
-        process = _FORK.Process(target=run, args=(self.machines[machine], *args), daemon=True)
-        process.start()
-        self._processes.setdefault(machine, []).append(process)
+        given = (self.machines[machine], *args)
+        part = Part(process=_begun(run, given), run=run, args=given)
+        self._parts.setdefault(machine, []).append(part)
+
+    def revive(self) -> None:
+        """Start again what has ended; new ranks are a new group."""
+        ended = [
+            part for parts in self._parts.values() for part in parts if not part.process.is_alive()
+        ]
+        self._groups += any(part.run is processes.run_rank for part in ended)
+        for part in ended:
+            if part.run is processes.run_rank:
+                part.args = (*part.args[:-1], self._group)
+            part.process = _begun(part.run, part.args)
 
     def _end(self) -> None:
-        for process in self._of(*self._processes):
+        for process in self._of(*self._parts):
             process.kill()
-        for process in self._of(*self._processes):
+        for process in self._of(*self._parts):
             process.join()
 
     def _of(self, *machines: str) -> Iterator[BaseProcess]:
         for machine in machines:
-            yield from self._processes.get(machine, ())
+            yield from (part.process for part in self._parts.get(machine, ()))
+
+    def pids(self, machine: str) -> list[int]:
+        """Of a machine's processes: bus and ranks, or relay and replicas."""
+        return [process.pid for process in self._of(machine) if process.pid is not None]
 
     async def open(self) -> None:
         """Start what each node has, one after another: that is the order of the chain."""
@@ -152,10 +178,8 @@ class World:
             meanwhile: is called in a thread once the version is on its way; returns the nodes
                 that are not waited for any more.
         """
-        manifest = await self._snapshot()
         trainer = self.machines[TRAINER]
-        before, began = trainer.sent, time.monotonic()
-        await self.bus.publish(manifest, "group")
+        before, began = trainer.sent, await self.publish()
         lost = asyncio.create_task(asyncio.to_thread(meanwhile)) if meanwhile else None
         watching = asyncio.create_task(self._watch(lambda table: self._all_serve(table, lost)))
         held = 0
@@ -164,6 +188,33 @@ class World:
             await asyncio.wait([watching], timeout=_LOOK_S * len(self.nodes))
         await watching
         return Push(seconds=time.monotonic() - began, sent=trainer.sent - before, held=held)
+
+    async def publish(self) -> float:
+        """Make a version and publish it; returns when, by the monotonic clock."""
+        manifest = await self._snapshot()
+        began = time.monotonic()
+        await self.bus.publish(manifest, self._group)
+        return began
+
+    async def until_served(self, *, besides: str = "", timeout_s: float = _PUSHED_S) -> None:
+        """Wait until every replica serves the newest version, but those of one node.
+
+        Raises:
+            TimeoutError: not in time.
+        """
+        wanted = {
+            f"{node}.{number}"
+            for node in self.nodes
+            if node != besides
+            for number in range(self.shape.replicas)
+        }
+
+        def served(table: MemberTable) -> bool:
+            at = {one.replica_id for one in table.leased if one.committed_version == self._version}
+            return wanted <= at
+
+        async with asyncio.timeout(timeout_s):
+            await self._watch(served)
 
     def _all_serve(self, table: MemberTable, lost: "asyncio.Task[Sequence[str]] | None") -> bool:
         if lost is not None and not lost.done():
@@ -176,6 +227,7 @@ class World:
         )
 
     async def _snapshot(self) -> WeightManifest:
+        """Of the next version, from all ranks."""
         self._version += 1
         empty = ((),) * RANKS
         plan = processes.manifest_of(self._version, self._tensors, self.shape.bucket_bytes, empty)
@@ -191,10 +243,11 @@ class World:
         revision = 0
         async with asyncio.timeout(_PUSHED_S):
             while True:
-                table = await self.bus.watch(revision, 0.2)
-                if holds(table):
-                    return
-                revision = table.revision
+                with contextlib.suppress(NotReady):  # the bus may be what was killed
+                    table = await self.bus.watch(revision, 0.2)
+                    if holds(table):
+                        return
+                    revision = table.revision
 
     def half_here(self, node: str) -> Machine:
         """Wait until half a version more has come to a node; returns its machine."""
@@ -210,14 +263,20 @@ class World:
         """CPU seconds of a node's relay so far; 0 without one."""
         if not self.shape.relays:
             return 0.0
-        times = psutil.Process(self._processes[node][0].pid).cpu_times()
+        times = psutil.Process(self.pids(node)[0]).cpu_times()
         return times.user + times.system
 
-    def kill(self, node: str) -> None:
-        """Kill every process of a node."""
-        for process in self._of(node):
-            assert process.pid is not None
-            os.kill(process.pid, signal.SIGKILL)
+    def kill(self, machine: str, chosen: slice = slice(None)) -> None:
+        """Kill the chosen processes of a machine, and wait for their ends."""
+        for process in list(self._of(machine))[chosen]:
+            process.kill()
+            process.join()
+
+
+def _begun(run: Callable[..., None], args: tuple[Any, ...]) -> BaseProcess:
+    process = _FORK.Process(target=run, args=args, daemon=True)
+    process.start()
+    return process
 
 
 def copies(pids: Iterable[int | None]) -> dict[int, int]:
