@@ -121,12 +121,14 @@ class Learner:
         )
         torch.manual_seed(start.seed)
         self._checkpoints.settle()
+        as_loaded = not self._touched and not start.origin
         loaded = self._load(start.checkpoint_dir, self._fresh_parts)
         if loaded is None:
             self._begin(start)
         self._progress = loaded.manifest.progress if loaded else Progress()
         self._checkpoints.follow(self._progress.step)
-        self._canary = self._likely_sequences()
+        if loaded or not as_loaded:
+            self._canary = self._likely_sequences()
         return RankRun(
             step=self._progress.step,
             digests=self.snapshot(version),
