@@ -75,7 +75,9 @@ class PeerSender:
             link.open()
             sent = link.send(source, self._order.base, cancelled=lambda: self._cancelled)
         except LinkBroken as broken:
-            self.done.set_exception(broken)
+            # Only its words: its frames know this thread's version, and `done` is known to them.
+            # The memory would stay until Python looks for circles.
+            self.done.set_exception(LinkBroken(str(broken)))
         else:
             self.done.set_result(sent)
         finally:

@@ -149,6 +149,7 @@ class VersionReceiver:
         finally:
             sender.cancel()
             self._sends.pop(prefix, None)
+            del sender, held  # an error would hold this frame, and so the version's memory
 
     def end_sends(self, prefix: str) -> None:
         """Call off sends whose prefix starts with `prefix`."""

@@ -112,6 +112,9 @@ class StagedVersion:
     def retire(self) -> None:
         """The memory is about to be used for another version: nobody is sent this one any more."""
         self.stop("superseded")
+        # The error of a failed attempt knows the frames that it came through, and so this version:
+        # the memory would stay until Python looks for circles.
+        self._attempt = Future()
         with self._moved:
             self._retired = True
             self._moved.notify_all()
