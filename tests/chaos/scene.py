@@ -28,7 +28,7 @@ from tests.chaos.calls import BusOverSocket
 from tests.chaos.entry import run
 from tests.chaos.trainer import RankProcesses, batch
 
-LINK_S = 12.0
+LINK_S = 20.0
 """Deadline of a link: the longest that a frozen process may delay another one."""
 
 KILL_S = LINK_S / 2

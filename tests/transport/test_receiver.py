@@ -1,7 +1,9 @@
 """The receiving end as a whole: its memory, its links, and versions that are called off."""
 
 import asyncio
+import gc
 import threading
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -110,6 +112,34 @@ async def test_a_version_that_fails_leaves_the_copy_and_takes_the_next(sender: S
     await receiver.receive(replace(order, base=None))
     with pytest.raises(ValueError, match=r"base: 9 -> The copy here is of version 3"):
         await receiver.receive(replace(order, base=9))
+
+
+async def test_a_failed_send_and_a_failed_attempt_hold_no_memory(sender: Sender) -> None:
+    """Not even until Python looks for circles of objects, which may be long."""
+    gc.collect()
+    gc.disable()
+    try:
+        receiver = VersionReceiver(HOST, keeps_copy=True)
+        order, payloads = sender.order(tensors(3), 3, "e", target_bytes=64)
+        sender.send(order, payloads, Fault(corrupt_bucket=1))
+        with pytest.raises(StageFailed):
+            await receiver.receive(order)
+        await asyncio.to_thread(sender.join)
+        sender.groups.clear()
+        sender.errors.clear()
+        await receive(receiver, sender, 4, epoch="f")
+        receiver.keep()
+        nobody = replace(sender.link(0, "nobody"), timeout_s=0.2)
+        with pytest.raises(LinkBroken, match="not met"):
+            await receiver.send(SendWeights(version=4, link=nobody))
+        assert receiver._copy is not None
+        memory = weakref.ref(receiver._copy.buffer)
+        receiver.forget()
+        async with asyncio.timeout(DEADLINE_S):
+            while memory() is not None:  # noqa: ASYNC110  (threads end unannounced)
+                await asyncio.sleep(0.01)  # a thread that ends
+    finally:
+        gc.enable()
 
 
 async def test_a_worker_of_an_engine_passes_bytes_through_its_own_gpu(
