@@ -212,7 +212,7 @@ def load_into(worker: Any, file: str, repack: bool) -> None:
 
 
 def taught(folder: Path, **options: Any) -> Path:
-    """A model that has learned a language in which four tokens may follow each."""
+    """A model of a language in which each token limits the second one after it to four."""
     from transformers import AutoModelForCausalLM
 
     make_model(folder, SHAPE, vocabulary=VOCABULARY, **options)
@@ -221,10 +221,10 @@ def taught(folder: Path, **options: Any) -> Path:
     model = AutoModelForCausalLM.from_pretrained(folder)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for _ in range(TAUGHT):
-        text = torch.randint(0, VOCABULARY, (16, 1))
-        for _ in range(31):
+        text = torch.randint(0, VOCABULARY, (16, 2))
+        for _ in range(30):
             chosen = torch.randint(0, 4, (16,)) * torch.randint(0, 2, (16,))
-            text = torch.cat([text, follow[text[:, -1], chosen][:, None]], 1)
+            text = torch.cat([text, follow[text[:, -2], chosen][:, None]], 1)
         optimizer.zero_grad()
         model(text, labels=text).loss.backward()
         optimizer.step()

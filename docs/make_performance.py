@@ -252,9 +252,7 @@ def _canary() -> str:
         "Each good push must pass; gaps are in nats.",
         _table("model | good pushes | alarms | median mean gap | largest mean gap | token", pushes),
         "Loads with one fault, at times throughout the run. Stale is what stayed as it was when "
-        "training began. A fault that is smaller than rounding in bfloat16 cannot be found, nor "
-        "one that changes no output: in the language of these models each token depends on the "
-        "one before, so that queries hardly matter.",
+        "training began. A fault that is smaller than rounding in bfloat16 cannot be found.",
         _table("model | fault | found", rows),
     )
 
