@@ -12,8 +12,10 @@ when training began.
 
 import copy
 import itertools
+import json
 import os
 import random
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -331,9 +333,6 @@ def main() -> None:
 
 def _alone(case: str, pushes: int) -> Any:
     """In a process of its own, for a process has one group of ranks."""
-    import json
-    import subprocess
-
     pushes = pushes if case == "dense" else min(pushes, OTHER_PUSHES)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "figures.json"

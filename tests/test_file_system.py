@@ -8,14 +8,14 @@ from services import file_system
 from services.file_system import FileSystem
 from tests.mounts import pretend_mounts
 
-# A container whose /work is a folder of the host, with a share below it.
+# A container whose /data is a folder of the host, with a share below it.
 CONTAINER = """\
 600 500 0:50 / / rw,relatime master:1 - overlay overlay rw,lowerdir=/l,upperdir=/u,workdir=/w
-601 600 8:1 /srv/work /work rw,relatime - ext4 /dev/sda1 rw,errors=remount-ro
-602 601 0:61 / /work/runs rw,relatime shared:9 master:2 - nfs4 10.0.0.1:/runs rw,vers=4.2,hard
-603 601 0:62 / /work/my\\040runs rw,relatime - fuse.sshfs me@host:/a\\040b rw,user_id=0
-604 602 0:63 / /work/runs/quick rw,relatime - autofs systemd-1 rw,fd=45
-605 604 0:64 / /work/runs/quick rw,relatime - xfs /dev/sdb rw
+601 600 8:1 /srv/data /data rw,relatime - ext4 /dev/sda1 rw,errors=remount-ro
+602 601 0:61 / /data/runs rw,relatime shared:9 master:2 - nfs4 10.0.0.1:/runs rw,vers=4.2,hard
+603 601 0:62 / /data/my\\040runs rw,relatime - fuse.sshfs me@host:/a\\040b rw,user_id=0
+604 602 0:63 / /data/runs/quick rw,relatime - autofs systemd-1 rw,fd=45
+605 604 0:64 / /data/runs/quick rw,relatime - xfs /dev/sdb rw
 """
 
 
@@ -31,13 +31,13 @@ def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("path", "mount", "kind", "network"),
     [
         ("/somewhere/else", "/", "overlay", False),
-        ("/work", "/work", "ext4", False),
-        ("/work/runs-of-mine", "/work", "ext4", False),
-        ("/work/runs", "/work/runs", "nfs4", True),
-        ("/work/runs/a/b", "/work/runs", "nfs4", True),
-        ("/work/runs/a/../../x", "/work", "ext4", False),
-        ("/work/my runs/a", "/work/my runs", "fuse.sshfs", True),
-        ("/work/runs/quick/a", "/work/runs/quick", "xfs", False),
+        ("/data", "/data", "ext4", False),
+        ("/data/runs-of-mine", "/data", "ext4", False),
+        ("/data/runs", "/data/runs", "nfs4", True),
+        ("/data/runs/a/b", "/data/runs", "nfs4", True),
+        ("/data/runs/a/../../x", "/data", "ext4", False),
+        ("/data/my runs/a", "/data/my runs", "fuse.sshfs", True),
+        ("/data/runs/quick/a", "/data/runs/quick", "xfs", False),
     ],
 )
 def test_a_path_is_on_the_deepest_and_last_mount_above_it(

@@ -15,6 +15,7 @@ import asyncio
 import os
 import random
 import signal
+import tempfile
 import time
 import traceback
 from collections import defaultdict
@@ -158,9 +159,11 @@ def main() -> None:
         fault_every=(20.0, "seconds"),
         push_every=(2.0, "seconds"),
         seed=(0, "of the order of faults"),
-        log=(Path("/tmp/soak-fanout.log"), "file for the output of the parts"),
+        log=(Path, "file for the output of the parts"),
     ).parse_args()
-    redirect_output(options.log)
+    log = options.log or Path(tempfile.gettempdir()) / f"soak-fanout-{os.getpid()}.log"
+    redirect_output(log)
+    print(f"logs: {log}")
     torch.set_num_threads(1)
     let_open_files()
     findings = Findings()
@@ -208,12 +211,11 @@ async def run(
 
 def _names(world: World) -> dict[int, str]:
     """Every process, by pid."""
-    parts = {pid: f"{node} part {n}" for node in world.nodes for n, pid in _numbered(world, node)}
-    return parts | {pid: f"{TRAINER} part {n}" for n, pid in _numbered(world, TRAINER)}
-
-
-def _numbered(world: World, machine: str) -> Iterator[tuple[int, int]]:
-    return iter(enumerate(world.pids(machine)))
+    return {
+        pid: f"{machine} part {number}"
+        for machine in (TRAINER, *world.nodes)
+        for number, pid in enumerate(world.pids(machine))
+    }
 
 
 def summary(figures: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -166,7 +166,7 @@ class BusMetrics:
     commits = _counter("bus_commits", "Versions committed on replicas", "replica")
     failures = _counter("bus_failures", "Updates that failed", "replica", "phase")
     tick_failures = _counter("bus_tick_failures", "Looks for silent members that failed")
-    relay_failures = _counter("bus_relay_failures", "Relays of nodes that could not be started")
+    relay_failures = _counter("bus_relay_failures", "Starts and ends of relays that failed")
     dropped_reports = _counter("bus_dropped_reports", "Reports that came too late")
     refusals = _counter("bus_refusals", "Input that the bus refused", "what")
     newest_version = _gauge("bus_newest_version", "Highest version published")

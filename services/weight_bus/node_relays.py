@@ -12,6 +12,9 @@ from services.side_by_side import cancel
 from services.weight_bus.delivery.delivery_context import DeliveryContext
 from services.weight_bus.delivery.relay_delivery import RelayDelivery
 
+_RAY_S = 60.0
+"""Longest that Ray may take to start or end a relay, before the next one has its turn."""
+
 log = Log("weight_bus")
 
 
@@ -102,9 +105,10 @@ class NodeRelays:
     async def _asked(self, call: Callable[[str], Awaitable[None]], node_id: str) -> None:
         async with self._turn:
             try:
-                await call(node_id)
-            # Edge of the task: the next tick asks again.
+                async with asyncio.timeout(_RAY_S):
+                    await call(node_id)
+            # Edge of the task: the next tick starts a relay that is still wanted.
             except Exception:
-                log.exception("relay not started", node=node_id)
+                log.exception("relay neither started nor ended", node=node_id)
                 BusMetrics.relay_failures.inc()
                 self._wanted_at.pop(node_id, None)

@@ -10,7 +10,6 @@ from tests.chaos.scene import KILL_S, LINK_S, Scene, family
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 FIRST, SECOND = 0, 1
-PUSHES = 3
 
 
 async def chain(scene: Scene) -> list[str]:
@@ -34,20 +33,14 @@ async def test_a_node_holds_one_copy_for_all_workers_of_its_engines(scene: Scene
     parallel = scene.start_replica(tensor_parallel_size=2)
     await scene.until_served(0, [parallel])
     await chain(scene)
-    held = [await held_by_all(scene) for _ in range(PUSHES)]
-    # On a busy machine a replica may once have received by itself, and gives that back later.
-    assert 2.0 <= min(held) <= 2.2, f"{held}, one on each of two nodes"
-
-
-async def held_by_all(scene: Scene) -> float:
-    """What replicas and relays hold once all serve a new version, in models."""
     version = await scene.train()
     await scene.until_served(version, list(scene.replicas))
     model = sum(one.nbytes for one in scene.parameters(version).values())
     everybody = [*scene.replicas.values(), *scene.relays.values()]
     found = copies(one.pid for process in everybody for one in family(process.pid))
     snapshots = copies(rank.process.pid for rank in scene.ranks.ranks)
-    return sum(size for inode, size in found.items() if inode not in snapshots) / model
+    held = sum(size for inode, size in found.items() if inode not in snapshots)
+    assert 2 * model <= held <= 1.1 * 2 * model, "one on each of two nodes"
 
 
 @pytest.mark.parametrize("place", [FIRST, SECOND])

@@ -30,8 +30,8 @@ ROUNDING: Mapping[Dtype, float] = {
 KEPT, ENOUGH = 64, 8
 """Good answers that are remembered, and from how many on they are a measure for others."""
 SPREADS = 10.0
-"""Of N tokens, the mean gap of 2,000 good pushes exceeded its median by at most `5 / sqrt(N)` of it
-(`benchmarks/canary.py`). Twice that is no accident."""
+"""In 700 good pushes the mean gap of N tokens exceeded its median by at most `4 / sqrt(N)` of it
+(`benchmarks/canary.py`). Two and a half times that is no accident."""
 
 log = Log("weight_bus")
 
@@ -88,6 +88,7 @@ class GoodGaps:
         if manifest.canary != self._sequences:
             self._sequences = manifest.canary
             self._good.clear()
+            self._doubted.clear()
         problem = self._beyond_bounds(gaps, manifest)
         if problem is not None:
             return problem
