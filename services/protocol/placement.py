@@ -1,6 +1,10 @@
 """The node that a service is on, and the custom resource that keeps it there."""
 
 from dataclasses import dataclass
+from typing import Literal
+
+Placement = Literal["separate", "shared"]
+"""Whether ranks and engines have GPUs of their own, or the same ones in turn."""
 
 NODE_RESOURCE_SHARE = 0.001
 """Amount of a `node_resource` that each replica or rank asks for. Nodes have 1 of it, so that it

@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from services.observability.tracing import TracingConfig
+from services.protocol.placement import Placement
 from services.protocol.strict import StrictModel
 
 
@@ -26,6 +27,10 @@ class RolloutServerConfig(StrictModel):
             decides.
         gpu_memory_utilization: share of a GPU's memory that the engine takes.
         tensor_parallel_size: workers (and on CUDA, GPUs) per engine.
+        placement: `shared`: the engine sleeps while a rank of the trainer uses its GPU
+            (docs/one-gpu.md); `trainer.placement` must say the same.
+        kept_on_gpu: what stays on a shared GPU while the trainer has it. `none`: neither weights
+            nor KV cache; the weights come back from the node's relay.
         enforce_eager: no compilation and no CUDA graphs; starts faster.
         seed: engine's sampling seed.
         in_flight: what a commit does to requests that are being generated: "keep" freezes
@@ -61,6 +66,8 @@ class RolloutServerConfig(StrictModel):
     kv_cache_gb: float = Field(default=0.5, gt=0)
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
     tensor_parallel_size: int = Field(default=1, ge=1)
+    placement: Placement = "separate"
+    kept_on_gpu: Literal["none", "weights"] = "none"
     enforce_eager: bool = True
     seed: int = 0
     in_flight: Literal["keep", "keep_stale", "drain", "abort"] = "keep"

@@ -5,7 +5,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from services.observability.tracing import TracingConfig
-from services.protocol.placement import NODE_RESOURCE_SHARE
+from services.protocol.placement import NODE_RESOURCE_SHARE, Placement
 from services.protocol.strict import StrictModel
 
 MIB = 1 << 20
@@ -80,7 +80,11 @@ class TrainerConfig(StrictModel):
         threads_per_rank: compute threads of a rank on the CPU.
         num_cpus: Ray CPUs of the Serve replica that leads the ranks.
         rank_num_cpus: Ray CPUs of each rank.
-        gpus_per_rank: Ray GPUs of each rank.
+        gpus_per_rank: Ray GPUs of each rank; 0 with `placement: shared`, whose engines hold them.
+        placement: `shared`: each rank computes on the GPU of an engine's worker, in turn with it
+            (docs/one-gpu.md); `rollout_server.placement` must say the same.
+        kept_on_gpu: of a rank's state, what stays on a shared GPU while the engine samples; the
+            rest waits in host memory, or in a file where the ranks compute on CPUs.
         ranks_per_node: so many ranks in a row share a node, and all are placed at once or none;
             None: Ray places each by itself.
         node_resource: custom Ray resource that a node must have for ranks to be put there.
@@ -125,6 +129,8 @@ class TrainerConfig(StrictModel):
     num_cpus: float = Field(default=0.1, ge=0)
     rank_num_cpus: float = Field(default=0.1, ge=0)
     gpus_per_rank: float = Field(default=0.0, ge=0)
+    placement: Placement = "separate"
+    kept_on_gpu: Literal["none", "parameters", "all"] = "none"
     ranks_per_node: int | None = Field(default=None, ge=1)
     node_resource: str | None = Field(default=None, min_length=1)
     canary_sequences: int = Field(default=8, ge=0, le=1024)
