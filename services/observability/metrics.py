@@ -181,6 +181,10 @@ class BusMetrics:
     canary_unmoved = _counter("bus_canary_unmoved", "Commits that changed no output", "replica")
     canary_missed = _counter("bus_canary_missed", "Canaries without an answer", "replica")
     sent_bytes = _counter("bus_sent_bytes", "Weight bytes sent over links", "replica")
+    loan_failures = _counter(
+        "bus_loan_failures", "Orders about shared devices that failed", "replica", "order"
+    )
+    loans_expired = _counter("bus_loans_expired", "Loans of devices whose trainer fell silent")
 
 
 class RewardMetrics:

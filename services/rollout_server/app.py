@@ -22,6 +22,7 @@ from services.rollout_server.config import RolloutServerConfig
 from services.rollout_server.engine.engine_environment import engine_sockets, environment
 from services.rollout_server.preflight import check_memory, check_model
 from services.rollout_server.serve_log import serve_log_kept
+from services.shared_devices import SharedDevices, lock_folder
 from services.warm_workers import Stage, warmed
 
 _UNBOUNDED = 1_000_000
@@ -60,6 +61,7 @@ class RolloutServer:
             ),
             bus=bus_peer(),
             on_end=_end_process,
+            devices=_shared_devices(config),
             began_at=began_at,
         )
         with serve_log_kept(), engine_sockets():
@@ -78,6 +80,16 @@ class RolloutServer:
         replica, self._replica = getattr(self, "_replica", None), None
         if replica is not None:
             await replica.stop()
+
+
+def _shared_devices(config: RolloutServerConfig) -> SharedDevices | None:
+    """The devices of this replica, where ranks of the trainer use them in turn with it."""
+    if config.placement != "shared":
+        return None
+    folder = lock_folder(ray.get_runtime_context().gcs_address)
+    if config.device == "cpu":
+        return SharedDevices.claim(config.tensor_parallel_size, folder)
+    return SharedDevices(os.environ["CUDA_VISIBLE_DEVICES"].split(","), folder)
 
 
 def _end_process() -> None:

@@ -11,7 +11,7 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from services.observability.log import Log
-from services.protocol.errors import portable_errors
+from services.protocol.errors import NotReady, portable_errors
 from services.protocol.placement import Node
 from services.protocol.weights.hello import ReplicaHello
 from services.protocol.weights.replica_control import Hold
@@ -19,7 +19,7 @@ from services.protocol.weights.weight_bus import WeightBus
 from services.protocol.weights.weights import WeightManifest
 from services.rollout_server.config import RolloutServerConfig
 from services.rollout_server.control.bus_member import BusMember
-from services.rollout_server.control.replica_control import EngineControl, why_sleepless
+from services.rollout_server.control.replica_control import EngineControl
 from services.rollout_server.control.start_up import StartPhase, StartUp
 from services.rollout_server.engine.adapter_requests import AdapterRequests
 from services.rollout_server.engine.engine_arguments import server_arguments
@@ -28,12 +28,14 @@ from services.rollout_server.engine.vllm_patches.version_spans import put_spans_
 from services.rollout_server.http.http_server import HttpServer
 from services.rollout_server.weights.canary import CanaryProver
 from services.rollout_server.weights.engine_loader import EngineLoader
+from services.shared_devices import SharedDevices
 from services.side_by_side import cancel
 from services.transport.base_digest import base_digest
 from services.transport.receiver import VersionReceiver
 from services.transport.shared_memory import memory_domain
 
 _WATCH_S = 0.1
+_DEVICE_LOOK_S = 60.0
 _END_TIMEOUT_S = 10.0
 _ANY_HOST = ("0.0.0.0", "::")
 
@@ -49,6 +51,7 @@ class RolloutReplica:
 
     Args:
         on_end: called when a part ended by itself, after the others have been stopped.
+        devices: those that the engine shares with ranks of the trainer; None: it shares none.
         began_at: `time.monotonic()` when the imports began; None: now.
     """
 
@@ -60,8 +63,10 @@ class RolloutReplica:
         node: Node,
         bus: WeightBus,
         on_end: Callable[[], None],
+        devices: SharedDevices | None = None,
         began_at: float | None = None,
     ) -> None:
+        self._devices = devices
         self._start_up = StartUp(replica_id, began_at)
         self._start_up.reached(StartPhase.IMPORTS)
         self.replica_id = replica_id
@@ -88,6 +93,7 @@ class RolloutReplica:
             InvalidInput: `engine_args` holds what vLLM does not know.
             Exception: from vLLM; what had been started is stopped.
         """
+        await self._take_devices()
         put_spans_on_every_output()
         arguments = server_arguments(self._config)
         try:
@@ -120,7 +126,7 @@ class RolloutReplica:
         )
         self._longest_commit_s = loader.longest_commit_s
         prover = CanaryProver(self._engine, timeout_s=self._config.canary_timeout_s)
-        control = EngineControl(self._engine, loader, sleepless=why_sleepless(self._config))
+        control = EngineControl(self._engine, loader, self._config, devices=self._devices)
         self._loader = loader
         self._member = BusMember(
             self._bus, loader, prover, control, self._hello, reached=self._start_up.reached
@@ -128,6 +134,14 @@ class RolloutReplica:
         self._member.start()
         self._watch_task = asyncio.create_task(self._watch(), name="watch")
         log.info("rollout server up", replica=self.replica_id, address=self.address)
+
+    async def _take_devices(self) -> None:
+        """Wait for the end of the trainer's turn, however long a train step takes."""
+        while self._devices is not None:
+            try:
+                return await self._devices.take(_DEVICE_LOOK_S)
+            except NotReady as busy:
+                log.info("rollout server waits", replica=self.replica_id, why=str(busy))
 
     async def _adapted(self, engine: AsyncLLM) -> AdapterRequests | None:
         """Have every request answered with the adapter, where one is to come."""
@@ -198,4 +212,5 @@ class RolloutReplica:
             node_id=self._node.ray_id,
             has_gpu=self._config.device == "cuda",
             held=self._loader.held if self._loader is not None else Hold.NONE,
+            devices=self._devices.names if self._devices is not None else (),
         )

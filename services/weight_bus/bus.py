@@ -28,6 +28,7 @@ from services.weight_bus.control import Control
 from services.weight_bus.delivery.canary_gaps import GoodGaps
 from services.weight_bus.delivery.delivery import Delivery
 from services.weight_bus.delivery.delivery_context import DeliveryContext
+from services.weight_bus.lending import Lending
 from services.weight_bus.mailbox import Mailbox
 from services.weight_bus.members.relays import Relays
 from services.weight_bus.members.replicas import Replicas
@@ -74,6 +75,7 @@ class Bus:
             changed=self._update,
             new_id=lambda: f"{self._bus_id}.{next(numbers)}",
         )
+        self._lending = Lending(self._replicas, self._control, self._changes, clock=clock)
         self._shown = self._message(revision=0)
         self._tick_task: asyncio.Task[None] | None = None
         self._context = DeliveryContext(
@@ -109,6 +111,7 @@ class Bus:
             self._deliveries[hello.replica_id] = (delivery, task)
         log.info("replica registered", replica=hello.replica_id, version=hello.committed_version)
         self._node_relays.start_missing()
+        self._lending.registered(hello.replica_id, hello.held)
         self._update()
 
     async def register_relay(self, hello: RelayHello) -> None:
@@ -138,6 +141,14 @@ class Bus:
     async def report_control(self, outcome: ControlOutcome) -> None:
         """See `services.protocol.weights.weight_bus.WeightBus`."""
         self._control.take(outcome)
+
+    async def lend_devices(self, borrower: str, wait_s: float) -> tuple[str, ...]:
+        """See `services.protocol.weights.weight_bus.WeightBus`."""
+        return await self._lending.lend(borrower, wait_s)
+
+    async def return_devices(self, borrower: str) -> None:
+        """See `services.protocol.weights.weight_bus.WeightBus`."""
+        self._lending.end(borrower)
 
     async def leave(self, member_id: str) -> None:
         """See `services.protocol.weights.weight_bus.WeightBus`."""
@@ -239,6 +250,7 @@ class Bus:
         for replica_id in list(self._deliveries):
             await self._end_delivery(replica_id)
         await self._node_relays.close()
+        await self._lending.close()
         await cancel(self._tick_task)
 
     def start(self) -> None:
@@ -253,6 +265,7 @@ class Bus:
             await self._end_delivery(replica_id)
         for replica_id in self._deliveries.keys() - set(self._replicas.replica_ids):
             await self._end_delivery(replica_id)
+        self._lending.expire()
         self._trainers.expire(self._config.forget_after_s)
         self._relays.expire(self._config.forget_after_s)
         await self._node_relays.end_unknown()

@@ -1,4 +1,4 @@
-"""Requests of operators to replicas: sends orders and waits for their outcomes."""
+"""Requests to replicas to stop or begin their work: sends orders and waits for their outcomes."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,13 +18,17 @@ from services.protocol.weights.weight_bus import Order
 from services.weight_bus.mailbox import MailboxFull
 from services.weight_bus.members.replicas import Replicas
 
-_HOLDS = {ControlAction.PAUSE: Hold.PAUSED, ControlAction.SLEEP: Hold.ASLEEP}
+_HOLDS = {
+    ControlAction.PAUSE: Hold.PAUSED,
+    ControlAction.SLEEP: Hold.ASLEEP,
+    ControlAction.LEND_DEVICE: Hold.LENT,
+}
 
 log = Log("weight_bus")
 
 
 class Control:
-    """Orders of operators that are under way.
+    """Orders that are under way: those of operators, and those of `Lending`.
 
     Args:
         replicas: where the hold of a replica is kept.
@@ -54,6 +58,18 @@ class Control:
         except InvalidInput:
             BusMetrics.refusals.inc(tags={"what": "control"})
             raise
+        return await self._carry_out(replica_id, order, timeout_s)
+
+    async def give_order(
+        self, replica_id: str, action: ControlAction, timeout_s: float
+    ) -> ControlOutcome:
+        """Give the bus's own order to a replica that is in the table; else as `order`."""
+        order = ControlReplica(control_id=self._new_id(), action=action, level=None)
+        return await self._carry_out(replica_id, order, timeout_s)
+
+    async def _carry_out(
+        self, replica_id: str, order: ControlReplica, timeout_s: float
+    ) -> ControlOutcome:
         outcome: asyncio.Future[ControlOutcome] = asyncio.get_running_loop().create_future()
         self._open[order.control_id] = replica_id, outcome
         held = _HOLDS.get(order.action)

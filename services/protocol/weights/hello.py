@@ -25,7 +25,9 @@ class ReplicaHello:
         memory_domain: see `TrainerHello`.
         node_id: Ray's id of its node, on which the bus starts a relay; empty: nowhere.
         has_gpu: see `TrainerHello`.
-        held: what an operator keeps it from.
+        held: why it may not work.
+        devices: names on its node of the devices that it shares with ranks of the trainer, one
+            for each worker of its engine; empty: it shares none.
     """
 
     replica_id: str
@@ -41,6 +43,7 @@ class ReplicaHello:
     node_id: str = ""
     has_gpu: bool = False
     held: Hold = Hold.NONE
+    devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,14 +28,28 @@ class ControlAction(StrEnum):
     """Undo sleeping; after level 2 every weight is sent again before the lease."""
     RESET_PREFIX_CACHE = "reset_prefix_cache"
     """Forget the KV cache of prompts; running requests compute theirs again."""
+    LEND_DEVICE = "lend_device"
+    """End every open request and free the device's memory for the trainer; the bus's order."""
+    TAKE_DEVICE = "take_device"
+    """Undo lending; the bus's order."""
+
+
+OPERATOR_ACTIONS = tuple(
+    action
+    for action in ControlAction
+    if action not in (ControlAction.LEND_DEVICE, ControlAction.TAKE_DEVICE)
+)
+"""Actions that an operator can order."""
 
 
 class Hold(StrEnum):
-    """The state in which an operator holds a replica."""
+    """The reason for which a replica may not work: an operator's order, or the trainer's turn."""
 
     NONE = "none"
     PAUSED = "paused"
     ASLEEP = "asleep"
+    LENT = "lent"
+    """Its device is the trainer's now (`placement: shared`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,11 +100,10 @@ def check_control(action: str, level: int | None) -> tuple[ControlAction, int | 
     Raises:
         InvalidInput: no such action, or a level that it does not have.
     """
-    try:
-        known = ControlAction(action)
-    except ValueError:
-        fix = f"Use one of {', '.join(ControlAction)}."
-        raise InvalidInput("action", action, fix) from None
+    if action not in OPERATOR_ACTIONS:
+        fix = f"Use one of {', '.join(OPERATOR_ACTIONS)}."
+        raise InvalidInput("action", action, fix)
+    known = ControlAction(action)
     if known is not ControlAction.SLEEP:
         if level is not None:
             raise InvalidInput("level", level, f"Only sleep has one, not {known}; leave it out.")

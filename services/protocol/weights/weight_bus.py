@@ -21,6 +21,9 @@ BUS_ACTOR = "weight_bus"
 RELAY_ACTOR = "weight_relay/"
 """Prefix of the names of the nodes' detached relays; Ray's id of the node follows."""
 
+LOAN_S = 30.0
+"""How long a loan of devices holds without a word of the borrower."""
+
 NAMESPACE = "millrace"
 """Ray namespace of every named Millrace actor."""
 
@@ -35,6 +38,7 @@ class ReplicaState(StrEnum):
     COMMITTING = "committing"
     PAUSED = "paused"
     ASLEEP = "asleep"
+    LENT = "lent"
     SUSPECT = "suspect"
     DEAD = "dead"
 
@@ -215,6 +219,8 @@ class Member:
         last_error: why it was last suspected or failed, empty if never.
         trained_from: `WeightManifest.model` of the version that it serves; empty where the bus
             does not know it, as after a restart.
+        node_id: see `ReplicaHello`.
+        devices: see `ReplicaHello`.
     """
 
     replica_id: str
@@ -227,6 +233,8 @@ class Member:
     pid: int
     last_error: str = ""
     trained_from: str = ""
+    node_id: str = ""
+    devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,6 +315,23 @@ class WeightBus(Protocol):
 
     async def report_control(self, outcome: ControlOutcome) -> None:
         """Take a replica's report of such an order."""
+
+    async def lend_devices(self, borrower: str, wait_s: float) -> tuple[str, ...]:
+        """Have replicas that share devices with the trainer free them, until `return_devices`.
+
+        Replicas that register meanwhile free theirs, too. The loan ends by itself `LOAN_S` after
+        the last call, so a borrower repeats it.
+
+        Args:
+            borrower: name of the rank group; the newest has the loan.
+            wait_s: longest wait.
+
+        Returns:
+            Replicas that have not freed their devices yet; empty: all have.
+        """
+
+    async def return_devices(self, borrower: str) -> None:
+        """End the loan of this borrower; the replicas take their devices and catch up."""
 
     async def versions(self) -> tuple[VersionRecord, ...]:
         """Records of the newest versions, oldest first; a bounded number.

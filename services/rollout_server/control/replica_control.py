@@ -1,10 +1,9 @@
-"""What operators may do to one engine: end requests, pause, sleep, forget prefixes."""
+"""Orders that stop one engine: of operators to pause or sleep, of the bus to lend its device."""
 
 import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 from services.protocol.errors import InvalidInput
@@ -17,50 +16,57 @@ from services.protocol.weights.replica_control import (
 from services.rollout_server.config import RolloutServerConfig
 from services.rollout_server.engine.vllm_patches.engine_pause import pause
 from services.rollout_server.weights.engine_loader import EngineLoader
+from services.shared_devices import SharedDevices
 
 if TYPE_CHECKING:  # heavy, and what is here is tested without it
     from vllm.v1.engine.async_llm import AsyncLLM
 
 _STEP_TIMEOUT_S = 60.0
+_DEVICE_TIMEOUT_S = 30.0
 _REMEMBERED = 64
 _WEIGHTS, _KV_CACHE = "weights", "kv_cache"  # vLLM's names of what sleeps
 
 
-def why_sleepless(config: RolloutServerConfig) -> InvalidInput | None:
-    """Why an engine of this configuration cannot sleep; None if it can."""
-    if config.device == "cpu":
-        # vLLM's CPU worker takes the call, and frees nothing.
-        return InvalidInput(
-            "action", ControlAction.SLEEP.value, "Only engines on GPUs can; use pause."
-        )
-    if config.lora_rank is not None:
-        # Deep sleep would lose the frozen weights, which the bus does not send.
-        fix = "Only engines whose weights the bus delivers can; use pause."
-        return InvalidInput("action", ControlAction.SLEEP.value, fix)
-    if not config.engine_args.get("enable_sleep_mode"):
-        fix = "Set it to true in the deployment file: vLLM must know it at the start."
-        return InvalidInput("rollout_server.engine_args.enable_sleep_mode", False, fix)
-    return None
+def deepest_sleep(config: RolloutServerConfig) -> int:
+    """The deepest level of sleep of such an engine; 0 if it cannot sleep."""
+    able = config.device == "cpu" or config.placement == "shared"
+    if not able and not config.engine_args.get("enable_sleep_mode"):
+        return 0
+    # Level 2 would lose the frozen weights of an adapter, which the bus does not send.
+    return 1 if config.lora_rank is not None else 2
+
+
+def level_of_loan(config: RolloutServerConfig) -> int:
+    """How deeply an engine sleeps whose device is lent; 0: only its KV cache goes."""
+    return 0 if config.kept_on_gpu == "weights" else deepest_sleep(config)
 
 
 class EngineControl:
-    """Carries out an operator's orders on one engine.
+    """Carries out orders on one engine.
 
     It shares `EngineLoader.held` with the loader: a commit neither resumes a paused engine
-    nor loads into a sleeping one.
+    nor loads into one that sleeps or whose device is lent.
 
     Args:
         engine: the engine.
         loader: its versions.
-        sleepless: why this engine cannot sleep, None if it can.
+        config: the rollout server's.
+        devices: those that it shares with ranks of the trainer, which it has locked; None: it
+            shares none.
     """
 
     def __init__(
-        self, engine: "AsyncLLM", loader: EngineLoader, *, sleepless: InvalidInput | None
+        self,
+        engine: "AsyncLLM",
+        loader: EngineLoader,
+        config: RolloutServerConfig,
+        *,
+        devices: SharedDevices | None = None,
     ) -> None:
-        self._engine, self._loader = engine, loader
-        self._sleepless = sleepless
+        self._engine, self._loader, self._devices = engine, loader, devices
+        self._deepest, self._level_of_loan = deepest_sleep(config), level_of_loan(config)
         self._level = 0
+        self._lent, self._before_loan = False, Hold.NONE
         self._done: deque[str] = deque(maxlen=_REMEMBERED)
         self._released = asyncio.Event()
         self._released.set()
@@ -94,7 +100,7 @@ class EngineControl:
         )
 
     async def until_released(self) -> None:
-        """Return when no operator holds the engine."""
+        """Return when nothing holds the engine."""
         await self._released.wait()
 
     def _action(self, action: ControlAction) -> Callable[[ControlReplica], Awaitable[None]]:
@@ -105,6 +111,8 @@ class EngineControl:
             ControlAction.SLEEP: self._sleep,
             ControlAction.WAKE_UP: self._wake_up,
             ControlAction.RESET_PREFIX_CACHE: self._reset_prefix_cache,
+            ControlAction.LEND_DEVICE: self._lend_device,
+            ControlAction.TAKE_DEVICE: self._take_device,
         }[action]
 
     async def _abort(self, _: ControlReplica) -> None:
@@ -124,35 +132,84 @@ class EngineControl:
         self._loader.held = Hold.NONE
 
     async def _sleep(self, order: ControlReplica) -> None:
-        if self._sleepless is not None:
-            raise self._sleepless
+        level = order.level or 1
+        self._refuse_too_deep(level)
         self._refuse_while(Hold.ASLEEP, ControlAction.SLEEP)
         self._refuse_without_weights(ControlAction.SLEEP)
-        self._level = order.level or 1
         # As with a pause; and half asleep may have lost its weights.
         self._loader.held = Hold.ASLEEP
-        if self._level > 1:
-            self._loader.lose_weights()
-        await self._engine.sleep(self._level, "abort")
+        await self._fall_asleep(level)
 
     async def _wake_up(self, _: ControlReplica) -> None:
         if self._loader.held is not Hold.ASLEEP:
             raise InvalidInput("action", ControlAction.WAKE_UP.value, "It does not sleep.")
+        if self._lent:
+            raise _lent(ControlAction.WAKE_UP)
+        await self._awake()
+        self._loader.held = Hold.NONE
+
+    async def _fall_asleep(self, level: int) -> None:
+        if self._loader.wake is not None:
+            # Half awake, for a commit that has not come; vLLM falls asleep from one state only.
+            await self._loader.wake()
+            self._loader.wake = None
+        self._level = level
+        if level > 1:
+            self._loader.lose_weights()
+        if level > 0:
+            await self._engine.sleep(level, "abort")
+        else:
+            await pause(self._engine, mode="abort", clear_cache=True)
+            await self._engine.release_kv_cache_memory()
+
+    async def _awake(self) -> None:
         if self._level > 1:
             # vLLM computes again as soon as all memory is there, which must not be before
             # there are weights: the next commit takes the rest.
             await self._engine.wake_up([_WEIGHTS])
-            self._loader.wake = partial(self._engine.wake_up, [_KV_CACHE])
+            self._loader.wake = self._wake_kv_cache
         else:
             await self._engine.wake_up()
-        self._loader.held = Hold.NONE
+
+    async def _wake_kv_cache(self) -> None:
+        await self._engine.wake_up([_KV_CACHE])
+        if self._loader.held is Hold.PAUSED:  # since before the loan of its device
+            await pause(self._engine, mode="abort", clear_cache=True)
+
+    async def _lend_device(self, _: ControlReplica) -> None:
+        loader = self._loader
+        if not self._lent and loader.held is not Hold.ASLEEP:  # else nothing is there any more
+            self._before_loan, loader.held = loader.held, Hold.LENT
+            await self._fall_asleep(self._level_of_loan)
+        self._lent = True
+        if self._devices is not None:
+            self._devices.release()
+
+    async def _take_device(self, _: ControlReplica) -> None:
+        if self._devices is not None:
+            await self._devices.take(_DEVICE_TIMEOUT_S)
+        if self._loader.held is Hold.LENT:
+            await self._awake()
+            self._loader.held = self._before_loan
+        self._lent = False
 
     async def _reset_prefix_cache(self, _: ControlReplica) -> None:
         self._refuse_while(Hold.ASLEEP, ControlAction.RESET_PREFIX_CACHE)
         if not await self._engine.reset_prefix_cache(reset_running_requests=True):
             raise RuntimeError("the engine could not free its blocks")
 
+    def _refuse_too_deep(self, level: int) -> None:
+        if level <= self._deepest:
+            return
+        if self._deepest:
+            fix = "The bus sends only an adapter, and the weights below it would be lost; use 1."
+            raise InvalidInput("level", level, fix)
+        fix = "Set it to true in the deployment file: vLLM must know it at the start."
+        raise InvalidInput("rollout_server.engine_args.enable_sleep_mode", False, fix)
+
     def _refuse_while(self, held: Hold, action: ControlAction) -> None:
+        if self._loader.held is Hold.LENT:
+            raise _lent(action)
         if self._loader.held is held:
             raise InvalidInput("action", action.value, f"The replica is {held}; use wake_up first.")
 
@@ -160,3 +217,8 @@ class EngineControl:
         if self._loader.committed is None:
             fix = "The replica has no whole version yet, so it serves nothing; wait for its lease."
             raise InvalidInput("action", action.value, fix)
+
+
+def _lent(action: ControlAction) -> InvalidInput:
+    fix = "The trainer has the replica's device; order it again when its turn is over."
+    return InvalidInput("action", action.value, fix)

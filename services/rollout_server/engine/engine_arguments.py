@@ -99,6 +99,8 @@ def _chosen(config: RolloutServerConfig) -> dict[str, Any]:
             # The least rank for which vLLM has kernels that the adapter fits into.
             "max_lora_rank": min(one for one in get_args(MaxLoRARanks) if one >= config.lora_rank),
         }
+    if config.placement == "shared" and config.device == "cuda":
+        chosen["enable_sleep_mode"] = True
     if config.device == "cpu":
         chosen["kv_cache_memory_bytes"] = int(config.kv_cache_gb * (1 << 30))
     return chosen

@@ -35,7 +35,7 @@ class NothingStaged(RuntimeError):
 
 
 class Asleep(RuntimeError):
-    """A commit was ordered of an engine whose memory an operator has freed."""
+    """A commit was ordered of an engine whose memory has been freed."""
 
 
 class EngineLoader:
@@ -45,10 +45,10 @@ class EngineLoader:
         receiver: where versions arrive.
         committed: the version served, None before the first commit, after a commit that
             failed half-way, and when what is served is not what the trainer sent.
-        torn: a commit failed half-way, or an operator had the weights dropped; generation
-            stands still until a commit succeeds.
-        held: what an operator keeps the engine from. A commit resumes no paused engine and
-            loads into no sleeping one.
+        torn: a commit failed half-way, or the weights were dropped; generation stands still
+            until a commit succeeds.
+        held: why the engine may not work. A commit resumes no paused engine and loads into none
+            that sleeps or whose device is lent.
         wake: called instead of resuming, once, after the next commit: what an engine that
             lost its weights in its sleep does last.
     """
@@ -150,7 +150,7 @@ class EngineLoader:
 
         Raises:
             NothingStaged: the version is not complete here; generation was not stopped.
-            Asleep: an operator has put the engine to sleep.
+            Asleep: the engine sleeps, or its device is lent.
             TimeoutError: a step missed its deadline.
             Exception: from the engine. Unless `torn`, the served version is as
                 before and generation goes on.
@@ -160,8 +160,8 @@ class EngineLoader:
             return 0.0  # the order was delivered again
         if staged is None or staged.version != version:
             raise NothingStaged(f"version {version} is not staged")
-        if self.held is Hold.ASLEEP:
-            raise Asleep("an operator has put the engine to sleep; wake it up first")
+        if self.held in (Hold.ASLEEP, Hold.LENT):
+            raise Asleep(f"the engine is {self.held}; it must wake up first")
         started = time.monotonic()
         try:
             if self.held is Hold.NONE and self.wake is None:  # else it stands still already

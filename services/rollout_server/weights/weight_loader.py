@@ -28,6 +28,7 @@ from services.rollout_server.engine.vllm_patches import (
     weight_updates,
 )
 from services.rollout_server.engine.vllm_patches.cpu_seeds import leave_draws_spent
+from services.rollout_server.engine.vllm_patches.cpu_sleep import sleep_on_cpu
 from services.transport.shared_memory import Mappings
 from services.transport.version_bytes import VersionBytes, block_bytes
 
@@ -161,5 +162,6 @@ class WeightLoaderExtension:
 
 
 weight_updates.register(BACKEND, StagedWeightLoader)
-# The extension is what vLLM imports in every worker, so the worker's patch goes in here.
+# The extension is what vLLM imports in every worker, so the worker's patches go in here.
 leave_draws_spent()
+sleep_on_cpu()

@@ -17,7 +17,7 @@ from services.router.config import RouterConfig
 
 _LOG = Log("router")
 _RETRY_S = 0.2
-_GONE = (ReplicaState.DEAD, ReplicaState.PAUSED, ReplicaState.ASLEEP)
+_GONE = (ReplicaState.DEAD, ReplicaState.PAUSED, ReplicaState.ASLEEP, ReplicaState.LENT)
 
 
 class TableSource(Protocol):
@@ -35,7 +35,7 @@ class Membership:
         config: the router's settings.
         on_gone: called with the ids of replicas that died or drain, whose open requests
             must go on elsewhere: those that left, as one does that is scaled down; those
-            that an operator pauses; and those that are suspected while another one of
+            that an operator pauses or whose device the trainer has; and those that are suspected while another one of
             their model holds a lease.
         on_news: called after every poll, whether it succeeded or not.
 
@@ -88,6 +88,13 @@ class Membership:
         """
         waited_s = time.monotonic() - self._started_at
         return self._missed and not self._bus_id and waited_s >= self._config.lease_wait_s
+
+    def lent(self, model: str | None) -> bool:
+        """Whether a replica of the model, None for any, comes back after the trainer's turn."""
+        return any(
+            member.state is ReplicaState.LENT and model in (None, member.model)
+            for member in self.members.values()
+        )
 
     async def wait_for_change(self, timeout_s: float) -> None:
         """Return when the table changes, or after `timeout_s`."""

@@ -132,6 +132,8 @@ class Reservations:
         return self.chooser.load(replica_id) >= self.chooser.health(replica_id).cap.limit
 
     def _servable(self, request: ReservationRequest) -> bool:
+        if self.membership.lent(request.model):
+            return True  # after the trainer's turn, for which it waits as for a full replica
         now = time.monotonic()
         return any(self.chooser.health(name).admits(now) for name in self._leased(request))
 

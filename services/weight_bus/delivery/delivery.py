@@ -107,7 +107,7 @@ class Delivery:
         replica, newest = self._replica, self._context.newest()
         if replica is None or newest is None or not self._can_get(newest[0]):
             return False
-        if replica.held is Hold.ASLEEP:
+        if replica.held in (Hold.ASLEEP, Hold.LENT):
             return False  # it could not load what it is sent
         held = replica.committed_version
         is_behind = held is None or held < newest[0].version

@@ -13,7 +13,11 @@ from services.weight_bus.config import WeightBusConfig
 SERVING = (ReplicaState.LIVE, ReplicaState.STAGING, ReplicaState.COMMITTING)
 """States with a lease: staging does not disturb generation, committing only delays it."""
 
-_HELD = {Hold.PAUSED: ReplicaState.PAUSED, Hold.ASLEEP: ReplicaState.ASLEEP}
+_HELD = {
+    Hold.PAUSED: ReplicaState.PAUSED,
+    Hold.ASLEEP: ReplicaState.ASLEEP,
+    Hold.LENT: ReplicaState.LENT,
+}
 
 
 @dataclass
@@ -28,7 +32,7 @@ class Replica:
         seen_at: when it was last heard of.
         copy: manifest of the version it keeps a copy of, None if it keeps none.
         last_error: why it was last suspected or failed.
-        held: what an operator keeps it from.
+        held: why it may not work.
         loaded: manifest of what it committed last in this life of the bus.
         was_leased: it has had a lease in this life of the bus.
     """
@@ -125,8 +129,17 @@ class Replicas:
         self._replicas.pop(replica_id, None)
 
     def hold(self, replica_id: str, held: Hold) -> None:
-        """An operator keeps the replica from its work."""
+        """The replica is ordered to stop its work."""
         self._replicas[replica_id].held = held
+
+    @property
+    def sharing(self) -> dict[str, Hold]:
+        """Replicas that share devices with the trainer and are not dead, each with its hold."""
+        return {
+            replica_id: replica.held
+            for replica_id, replica in self._replicas.items()
+            if replica.hello.devices and replica.state is not ReplicaState.DEAD
+        }
 
     def note_outcome(self, outcome: ControlOutcome) -> None:
         """The replica reports the outcome of an operator's order."""
@@ -237,4 +250,6 @@ class Replicas:
             pid=hello.pid,
             last_error=replica.last_error,
             trained_from=replica.trained_from,
+            node_id=hello.node_id,
+            devices=hello.devices,
         )
