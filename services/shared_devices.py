@@ -1,9 +1,9 @@
 """Devices that an engine and ranks of the trainer use in turn, as locked files on their node.
 
-The weight bus says whose turn it is; the lock holds whatever the bus knows: an engine that is still
-starting, or one whose process does not answer, keeps its device. The kernel unlocks a file when the
-last process ends that got it from the one that locked it, so no device counts as free while a child of
-a dead process still has memory there.
+The weight bus says whose turn it is; the lock holds whatever the bus knows: an engine that is
+still starting, or one whose process does not answer, keeps its device. The kernel unlocks a file
+when the last process ends that has it open from before a fork, so no device counts as free while a
+child of a dead process still has memory there.
 """
 
 import asyncio
@@ -72,7 +72,9 @@ class SharedDevices:
                         waiting()
                         await asyncio.sleep(_LOOK_S)
             except TimeoutError:
-                raise NotReady(f"another process has used device {name} for {timeout_s:g} s") from None
+                raise NotReady(
+                    f"another process has used device {name} for {timeout_s:g} s"
+                ) from None
 
     def release(self) -> None:
         """Unlock all devices, also for child processes that got them from this one."""

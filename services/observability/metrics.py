@@ -290,6 +290,9 @@ class TrainerMetrics:
     diagnostic = _gauge("trainer_diagnostic", "See docs/diagnostics.md", "run", "name")
     phase = _seconds("trainer_phase_seconds", "Wall time by phase", "run", "phase")
     quiet = _gauge("trainer_quiet_seconds", "Longest that a rank at work shows no progress")
+    turn_wait = _seconds("trainer_turn_wait_seconds", "Until ranks had the devices they share")
+    turn = _seconds("trainer_turn_seconds", "Turn on shared devices, from the loan to its end")
+    parked = _gauge("trainer_parked_bytes", "State of all ranks that waits off their devices")
 
 
 class RolloutMetrics:

@@ -11,6 +11,19 @@ NODE_RESOURCE_SHARE = 0.001
 says where something may be and never how much of it."""
 
 
+@dataclass(frozen=True)
+class SharedSeat:
+    """One device that an engine's worker and a rank of the trainer use in turn.
+
+    Attributes:
+        node_id: Ray's id of its node.
+        device: its name there: of a GPU as in `CUDA_VISIBLE_DEVICES`, else of a share of the CPUs.
+    """
+
+    node_id: str
+    device: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Node:
     """A node of the cluster.

@@ -170,6 +170,7 @@ class TrainerState:
         refused_checkpoints: newer ones that could not be loaded, each with the reason.
         progress: of the slowest rank at work, None while the trainer has nothing to do.
         failed_starts: how often in a row new ranks did not come up.
+        shares_devices: with engines, which work while it does not.
     """
 
     ready: bool
@@ -185,6 +186,7 @@ class TrainerState:
     refused_checkpoints: tuple[str, ...] = ()
     progress: RankProgress | None = None
     failed_starts: int = 0
+    shares_devices: bool = False
 
 
 class Trainer(Protocol):
@@ -213,6 +215,16 @@ class Trainer(Protocol):
 
     async def logprobs(self, sequences: list[list[int]]) -> list[list[float]]:
         """Current logprobs of tokens 1.. of each sequence, natural log, temperature 1."""
+
+    async def begin_turn(self) -> None:
+        """Take the devices that ranks share with engines, for several calls.
+
+        Each call takes them by itself else. The turn ends with `end_turn`, with a call that fails,
+        and when no call has come for a minute.
+        """
+
+    async def end_turn(self) -> None:
+        """Return the devices to the engines; nothing is done between turns."""
 
     async def profile(self, request: ProfileRequest) -> None:
         """Have ranks profile the next train steps; returns at once.

@@ -61,11 +61,11 @@ class RolloutServer:
             ),
             bus=bus_peer(),
             on_end=_end_process,
-            devices=_shared_devices(config),
             began_at=began_at,
         )
+        loggers = [RayPrometheusStatLogger, PressureGauges]
         with serve_log_kept(), engine_sockets():
-            await self._replica.start(stat_loggers=[RayPrometheusStatLogger, PressureGauges])
+            await self._replica.start(stat_loggers=loggers, devices=_shared_devices(config))
 
     async def check_health(self) -> None:
         """See `RolloutReplica.check_health`."""

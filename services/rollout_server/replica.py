@@ -17,6 +17,7 @@ from services.protocol.weights.hello import ReplicaHello
 from services.protocol.weights.replica_control import Hold
 from services.protocol.weights.weight_bus import WeightBus
 from services.protocol.weights.weights import WeightManifest
+from services.retry import retrying
 from services.rollout_server.config import RolloutServerConfig
 from services.rollout_server.control.bus_member import BusMember
 from services.rollout_server.control.replica_control import EngineControl
@@ -51,7 +52,6 @@ class RolloutReplica:
 
     Args:
         on_end: called when a part ended by itself, after the others have been stopped.
-        devices: those that the engine shares with ranks of the trainer; None: it shares none.
         began_at: `time.monotonic()` when the imports began; None: now.
     """
 
@@ -63,10 +63,9 @@ class RolloutReplica:
         node: Node,
         bus: WeightBus,
         on_end: Callable[[], None],
-        devices: SharedDevices | None = None,
         began_at: float | None = None,
     ) -> None:
-        self._devices = devices
+        self._devices: SharedDevices | None = None
         self._start_up = StartUp(replica_id, began_at)
         self._start_up.reached(StartPhase.IMPORTS)
         self.replica_id = replica_id
@@ -83,16 +82,23 @@ class RolloutReplica:
         reachable = node.ip if config.host in _ANY_HOST else config.host or node.ip
         self.address = f"http://{reachable}:{self._server.port}"
 
-    async def start(self, stat_loggers: list[Any] | None = None) -> None:
+    async def start(
+        self, stat_loggers: list[Any] | None = None, devices: SharedDevices | None = None
+    ) -> None:
         """Start engine, server and membership, in this order.
 
         The engine is started on the calling thread, which blocks the event loop: the
         engine's process dies with the thread that started it, and this one lives longest.
 
+        Args:
+            stat_loggers: vLLM's, beside its own.
+            devices: those that the engine shares with ranks of the trainer; None: it shares none.
+
         Raises:
             InvalidInput: `engine_args` holds what vLLM does not know.
             Exception: from vLLM; what had been started is stopped.
         """
+        self._devices = devices
         await self._take_devices()
         put_spans_on_every_output()
         arguments = server_arguments(self._config)
@@ -137,11 +143,14 @@ class RolloutReplica:
 
     async def _take_devices(self) -> None:
         """Wait for the end of the trainer's turn, however long a train step takes."""
-        while self._devices is not None:
-            try:
-                return await self._devices.take(_DEVICE_LOOK_S)
-            except NotReady as busy:
-                log.info("rollout server waits", replica=self.replica_id, why=str(busy))
+        if self._devices is None:
+            return
+
+        def waits(busy: NotReady, _: float) -> None:
+            log.info("rollout server waits", replica=self.replica_id, why=str(busy))
+
+        devices = self._devices
+        await retrying(lambda: devices.take(_DEVICE_LOOK_S), pauses=[0.0], failed=waits)
 
     async def _adapted(self, engine: AsyncLLM) -> AdapterRequests | None:
         """Have every request answered with the adapter, where one is to come."""

@@ -26,6 +26,7 @@ class Progress:
         evaluations: the newest of each held-out set.
         saved_step: newest train step of which there is a checkpoint.
         failures: sample groups that failed.
+        shares_devices: the trainer works in turn with the rollout servers.
         recoveries: times the trainer was brought back.
         idle: what trainer and rollout waited for.
         lengths: of sampled and of consumed answers.
@@ -51,6 +52,7 @@ class Progress:
     tokens_evaluated: int = 0
     tokens_arrived: int = 0
     tokens_per_second: float = 0.0
+    shares_devices: bool = False
     recoveries: int = 0
     idle: IdleTimes = field(default_factory=IdleTimes)
     lengths: LengthBias = field(default_factory=lambda: LengthBias(settled_after=0))

@@ -74,6 +74,7 @@ async def start_trainer(context: RunContext) -> TrainerState:
         _log.info("waiting_for_trainer", run=start.run_id, problem=str(error))
 
     state = await retrying(started, pauses=config.pauses, failed=waits)
+    context.progress.shares_devices = state.shares_devices
     for why in state.refused_checkpoints:
         _log.warning("checkpoint_refused", run=start.run_id, why=why)
     return state

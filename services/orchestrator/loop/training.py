@@ -7,6 +7,8 @@ schedule and the ledger, and wake each other through `Changes`.
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from services.observability.log import Log
 from services.observability.metrics import RunMetrics
@@ -64,24 +66,49 @@ class TrainSteps:
         step, results = progress.step + 1, self._book.results(batch)
         progress.detail = f"training step {step}"
         lost: TrainerLost | None = None
-        async with self.lock:
-            with self._idle.busy():
-                began_at = time.time()
-                report, train_s = await self._train(step, batch, results)
-                self._record.timeline.trained(report, began_at, train_s)
-                self._book.trained(step, batch, report.policy_version)
-                progress.step = step
-                progress.policy_version = report.policy_version
-                progress.saved_step = report.checkpoint.saved_step
-                self._context.changes.notify()
-                seconds = {"wait": wait_s, "train": train_s, "save": 0.0}
-                try:
-                    seconds["save"] = await self.checkpoints.after_step(report)
-                except TrainerLost as error:
-                    lost = error
+        async with self.lock, self._turn():
+            began_at = time.time()
+            report, train_s = await self._train(step, batch, results)
+            self._record.timeline.trained(report, began_at, train_s)
+            self._book.trained(step, batch, report.policy_version)
+            progress.step = step
+            progress.policy_version = report.policy_version
+            progress.saved_step = report.checkpoint.saved_step
+            self._context.changes.notify()
+            seconds = {"wait": wait_s, "train": train_s, "save": 0.0}
+            try:
+                seconds["save"] = await self.checkpoints.after_step(report)
+            except TrainerLost as error:
+                lost = error
         self._record.write(batch=batch, results=results, report=report, seconds=seconds)
         if lost is not None:
             raise lost
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """The time of a train step and its checkpoint: the trainer's turn, where its ranks share
+        devices with engines.
+
+        Rollouts in progress stand still meanwhile. A turn that cannot be ended ends by itself.
+
+        Raises:
+            TrainerLost: the engines do not free the devices, or the trainer was lost.
+        """
+        context = self._context
+        with self._idle.busy():
+            if not context.progress.shares_devices:
+                yield
+                return
+            began_at, trainer = time.time(), context.peers.trainer
+            await ask(context, trainer.begin_turn())
+            try:
+                yield
+            finally:
+                try:
+                    await ask(context, trainer.end_turn())
+                except TrainerLost as error:
+                    _log.warning("turn_not_ended", run=context.run_id, why=str(error))
+                self._record.timeline.span("trainer", "turn", began_at, time.time())
 
     async def _train(
         self, step: int, batch: Selection, results: list[GroupResult]

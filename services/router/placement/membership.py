@@ -35,8 +35,8 @@ class Membership:
         config: the router's settings.
         on_gone: called with the ids of replicas that died or drain, whose open requests
             must go on elsewhere: those that left, as one does that is scaled down; those
-            that an operator pauses or whose device the trainer has; and those that are suspected while another one of
-            their model holds a lease.
+            that an operator pauses or whose device the trainer has; and those that are
+            suspected while another one of their model holds a lease.
         on_news: called after every poll, whether it succeeded or not.
 
     Attributes:

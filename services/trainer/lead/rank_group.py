@@ -9,15 +9,20 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import (
+    NodeAffinitySchedulingStrategy,
+    PlacementGroupSchedulingStrategy,
+)
 
 from services.observability.log import Log
 from services.observability.metrics import TrainerMetrics
 from services.protocol.errors import InvalidInput, NotReady
+from services.protocol.placement import SharedSeat
 from services.protocol.trainer import RANK_PREFIX
 from services.protocol.weights.weight_bus import NAMESPACE
 from services.side_by_side import cancel
 from services.trainer.config import TrainerConfig
+from services.trainer.lead.device_turn import DeviceTurn
 from services.trainer.lead.group_progress import GroupProgress
 from services.trainer.rank.rank import TrainerRank
 from services.trainer.rank.rank_messages import RankModel
@@ -34,21 +39,29 @@ class RankPlacement:
     """Resources for all ranks, reserved at once where `ranks_per_node` says how many share a node.
 
     So many ranks in a row are then on one node, which is what `model_copies` counts on, and no
-    two trainers can each hold half of the GPUs that one needs.
+    two trainers can each hold half of the GPUs that one needs. Ranks that share devices with engines
+    are put beside them, on `seats`.
     """
 
-    def __init__(self, config: TrainerConfig, group: PlacementGroup | None) -> None:
-        self._config, self._group = config, group
+    def __init__(
+        self,
+        config: TrainerConfig,
+        group: PlacementGroup | None = None,
+        seats: tuple[SharedSeat, ...] | None = None,
+    ) -> None:
+        self._config, self._group, self._seats = config, group, seats
 
     @classmethod
-    async def reserve(cls, config: TrainerConfig) -> "RankPlacement":
+    async def reserve(cls, config: TrainerConfig, devices: DeviceTurn) -> "RankPlacement":
         """Wait for the resources.
 
         Raises:
             NotReady: nodes do not have them within `start_timeout_s`.
         """
+        if (seats := await devices.seats()) is not None:
+            return cls(config, seats=seats)
         if config.ranks_per_node is None:
-            return cls(config, None)
+            return cls(config)
         bundles = list(config.rank_bundles)
         group = placement_group(bundles, strategy="PACK")
         try:
@@ -69,6 +82,9 @@ class RankPlacement:
         config = self._config
         asked: dict[str, Any] = {"num_cpus": config.rank_num_cpus, "num_gpus": config.gpus_per_rank}
         asked |= warmed(Stage.TRAINER)
+        if (seat := self.seat(rank)) is not None:
+            here = NodeAffinitySchedulingStrategy(seat.node_id, soft=False)
+            return asked | {"num_gpus": 0, "scheduling_strategy": here}
         if self._group is None:
             return asked | {"resources": config.rank_resources}
         assert config.ranks_per_node is not None
@@ -78,6 +94,10 @@ class RankPlacement:
                 placement_group_bundle_index=rank // config.ranks_per_node,
             )
         }
+
+    def seat(self, rank: int) -> SharedSeat | None:
+        """The device of an engine that a rank shares; None: it shares none."""
+        return self._seats[rank] if self._seats is not None else None
 
     def release(self) -> None:
         """Release the resources; safe to call again."""
@@ -123,23 +143,27 @@ class RankGroup:
         self._watch: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(cls, config: TrainerConfig, progress: GroupProgress) -> "RankGroup":
-        """Start the ranks, let them meet and load the model.
+    async def start(
+        cls, config: TrainerConfig, progress: GroupProgress, devices: DeviceTurn
+    ) -> "RankGroup":
+        """Start the ranks, let them meet and load the model, in a turn of theirs.
 
         Raises:
             InvalidInput: the model cannot be loaded.
             NotReady: a rank died, hung or did not start in `start_timeout_s`.
         """
         name = uuid.uuid4().hex[:8]
-        placement = await RankPlacement.reserve(config)
+        placement = await RankPlacement.reserve(config, devices)
         actor, ranks = ray.remote(TrainerRank), []
         for rank in range(config.world_size):
             options = {"max_restarts": 0} | placement.options(rank) | _known_as(config, name, rank)
-            ranks.append(actor.options(**options).remote(config, name, rank))
+            seat = placement.seat(rank)
+            ranks.append(actor.options(**options).remote(config, name, rank, seat))
         group = cls(name, ranks, progress, placement)
         try:
             await group._processes_up(config.start_timeout_s)
-            await group._join()
+            async with devices.on_devices(group, loaded=False):
+                await group._join()
         except BaseException:
             group.kill("it never came up")  # Ray would keep the reserved resources
             raise

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -28,6 +29,7 @@ from services.side_by_side import cancel
 from services.trainer.batch.rank_batch import RankBatch
 from services.trainer.batch.step_plan import StepPlan
 from services.trainer.config import TrainerConfig
+from services.trainer.lead.device_turn import KEPT_S, DeviceTurn
 from services.trainer.lead.group_progress import GroupProgress
 from services.trainer.lead.metrics import record_checkpoint, record_refused, record_step
 from services.trainer.lead.rank_group import EachRank, RankGroup
@@ -35,6 +37,7 @@ from services.trainer.rank.rank_messages import Digests, RankRun, RankStep, by_s
 from services.trainer.snapshot.publisher import CanaryScorer, Publisher
 
 RESTART_PAUSES_S = (0.5, 2.0, 10.0, 30.0)
+_LOOK_S = 5.0
 _RESTARTABLE = (NotReady, InvalidInput, RuntimeError)
 
 T = TypeVar("T")
@@ -62,10 +65,11 @@ class TrainerService:
         self,
         config: TrainerConfig,
         bus: WeightBus,
-        start_group: Callable[[TrainerConfig, GroupProgress], Awaitable[RankGroup]],
+        start_group: Callable[[TrainerConfig, GroupProgress, DeviceTurn], Awaitable[RankGroup]],
     ) -> None:
         self._config, self._start_group = config, start_group
         self._progress, self._failed_starts = GroupProgress(config), 0
+        self._devices = DeviceTurn(config, bus)
         self._publisher = Publisher(bus, config.bus_timeout_s)
         self._canary = CanaryScorer(self._publisher, self._logprobs)
         self._turn = asyncio.Lock()
@@ -90,11 +94,13 @@ class TrainerService:
             InvalidInput: the model cannot be loaded.
             NotReady: the ranks did not come up.
         """
-        self._install(await self._start_group(self._config, self._progress))
+        self._install(await self._start_group(self._config, self._progress, self._devices))
         self._loops = [
             asyncio.create_task(self._supervise()),
             asyncio.create_task(self._publisher.keep_published()),
         ]
+        if self._devices.shared:
+            self._loops.append(asyncio.create_task(self._end_forgotten_turns()))
 
     async def close(self) -> None:
         """End the ranks and everything in flight."""
@@ -125,12 +131,15 @@ class TrainerService:
             refused_checkpoints=run.loaded.refused if run else (),
             progress=self._progress.slowest or self._beside_ranks(),
             failed_starts=self._failed_starts,
+            shares_devices=self._devices.shared,
         )
 
     def _beside_ranks(self) -> RankProgress | None:
         """What the trainer does while no rank has work."""
         if self._group is None or self._group.lost.is_set():
             return RankProgress(phase="starting")
+        if self._devices.waiting:
+            return RankProgress(phase="waiting for engines to free its devices")
         return RankProgress(phase="publishing") if self._turn.locked() else None
 
     async def start_run(self, start: RunStart) -> TrainerState:
@@ -155,6 +164,19 @@ class TrainerService:
     async def logprobs(self, sequences: list[list[int]]) -> list[list[float]]:
         """See `Trainer.logprobs`."""
         return await self._in_turn(lambda: self._logprobs(sequences))
+
+    async def begin_turn(self) -> None:
+        """See `Trainer.begin_turn`."""
+
+        async def begin() -> None:
+            self._devices.kept = True
+
+        await self._in_turn(begin)
+
+    async def end_turn(self) -> None:
+        """See `Trainer.end_turn`."""
+        async with self._turn:
+            await self._devices.end()
 
     async def profile(self, request: ProfileRequest) -> None:
         """See `Trainer.profile`."""
@@ -263,10 +285,25 @@ class TrainerService:
             raise NotReady("the trainer's ranks are restarting")
 
         async def wait_and_run() -> T:
-            async with self._turn:
+            async with self._turn, self._on_devices():
                 return await operation()
 
         return await asyncio.shield(self._own(wait_and_run()))
+
+    def _on_devices(self) -> AbstractAsyncContextManager[None]:
+        """Have the ranks on their devices for an operation."""
+        if self._group is None:
+            raise NotReady("the trainer's ranks are restarting")
+        return self._devices.on_devices(self._group)
+
+    async def _end_forgotten_turns(self) -> None:
+        """Return devices to engines when nobody has come for the next operation of a turn."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            async with self._turn:
+                if self._devices.forgotten:
+                    _log.warning("turn_forgotten", after_s=KEPT_S)
+                    await self._devices.end()
 
     def _own(self, work: Any) -> "asyncio.Task[Any]":
         task = asyncio.ensure_future(work)
@@ -309,7 +346,7 @@ class TrainerService:
     async def _restart(self) -> RankGroup:
         async def start() -> RankGroup:
             try:
-                group = await self._start_group(self._config, self._progress)
+                group = await self._start_group(self._config, self._progress, self._devices)
             except _RESTARTABLE:
                 self._failed_starts += 1
                 raise
@@ -322,7 +359,7 @@ class TrainerService:
         """Give rollout servers weights as soon as there are ranks, however often it takes."""
 
         async def publish() -> None:
-            async with self._turn:
+            async with self._turn, self._on_devices():
                 await self._publish_unless_published()
 
         await _retrying("first_publish_failed", publish)
@@ -353,7 +390,9 @@ class TrainerService:
 
     async def _publish(self, manifest: WeightManifest) -> None:
         await self._publisher.publish(manifest)
-        if manifest.canary:
+        if self._devices.shared:
+            await self._canary.score()  # delivered it is when the ranks have no devices any more
+        elif manifest.canary:
             self._own(self._canary.score_when_delivered(manifest.version, self._turn))
 
     def _take_canary(self, run: RankRun) -> None:

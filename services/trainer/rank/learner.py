@@ -1,10 +1,11 @@
 """The torch side of one rank: model, optimizer, run. One thread uses it, in step with its peers."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from services.protocol.errors import InvalidInput
 from services.protocol.run.algorithm import AlgorithmConfig
@@ -25,6 +26,7 @@ from services.trainer.heartbeat import HEARTBEAT
 from services.trainer.model.attention_share import attention_share
 from services.trainer.model.context_parallel import ContextGroup
 from services.trainer.model.model import Policy, load_initial_weights, load_policy
+from services.trainer.offload.parking import Parking
 from services.trainer.rank.memory_limits import check_memory
 from services.trainer.rank.process_group import make_mesh
 from services.trainer.rank.rank_messages import Digests, RankModel, RankRun, RankStep
@@ -80,6 +82,7 @@ class Learner:
         self._optimizer = self._make_optimizer()
         self._progress = Progress()
         self._checkpoints = CheckpointWriter()
+        self._parking = Parking(self._device)
         self._profiler = StepProfiler(config.device)
         self.profile = self._profiler.ask
 
@@ -200,6 +203,33 @@ class Learner:
         if wait:
             self._checkpoints.settle()
         return self._checkpoints.report()
+
+    def park(self) -> int:
+        """Free the device for an engine that shares it; returns the bytes that wait elsewhere.
+
+        Until `unpark` no other method may be called.
+        """
+        for model in (self._policy, *self._auxiliary_models.models):
+            model.reshard_all()
+        self._exporter.let_weights_change()  # what is being copied must not go
+        return self._parking.park(self._movable())
+
+    def unpark(self) -> None:
+        """Take the device back."""
+        self._parking.unpark()
+
+    def _movable(self) -> Iterator[Tensor]:
+        """What `trainer.kept_on_gpu` does not keep on the device."""
+        kept = self._config.kept_on_gpu
+        if kept == "all":
+            return
+        critic = self._auxiliary_models.critic
+        for optimizer in (self._optimizer, critic.optimizer if critic else None):
+            for state in optimizer.state.values() if optimizer else ():
+                yield from (one for one in state.values() if isinstance(one, Tensor))
+        if kept == "none":
+            for model in (self._policy, *self._auxiliary_models.models):
+                yield from model.parameters()
 
     def logprobs(self, sequences: list[list[int]]) -> dict[int, list[float]]:
         """Score the share of this rank's group of the sequences, at temperature 1; by index."""

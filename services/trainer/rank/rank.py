@@ -17,9 +17,11 @@ from services.observability.garbage import heavy_imports
 from services.open_files import raise_open_files
 from services.peers import bus_peer
 from services.protocol.errors import NotReady, portable_errors
+from services.protocol.placement import SharedSeat
 from services.protocol.trainer import RankProgress
 from services.protocol.weights.hello import TrainerHello
 from services.protocol.weights.weight_bus import Link
+from services.shared_devices import SharedDevices, lock_folder
 from services.trainer.config import TrainerConfig
 from services.trainer.heartbeat import name_torch_thread
 from services.trainer.rank.rank_messages import RankModel
@@ -51,8 +53,12 @@ class TrainerRank:
     event loop stays free to follow the bus while a train step runs.
     """
 
-    def __init__(self, config: TrainerConfig, group: str, rank: int) -> None:
+    def __init__(
+        self, config: TrainerConfig, group: str, rank: int, seat: SharedSeat | None = None
+    ) -> None:
+        """`seat`: the device that it shares with an engine, None: its device is its own."""
         raise_open_files()
+        self._devices = _shared(config, seat)
         self._config, self._group, self._rank = config, group, rank
         self._address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         # Torch takes huge pages for large tensors: with small ones, a snapshot's fresh memory
@@ -80,9 +86,32 @@ class TrainerRank:
         Raises:
             InvalidInput: the model cannot be loaded.
         """
+        await self._take_device()
         self._learner = await self._in_torch(partial(self._load, *place))
         self._member = asyncio.create_task(self._send())
         return self._learner.model
+
+    async def unpark(self) -> None:
+        """Wait for the device that it shares, and take it.
+
+        Raises:
+            NotReady: the engine does not free it.
+        """
+        await self._take_device()
+        await self._in_torch(self._loaded().unpark, "taking its device")
+
+    async def park(self) -> int:
+        """Free the device that it shares; returns the bytes that wait elsewhere."""
+        parked = await self._in_torch(self._loaded().park, "freeing its device")
+        if self._devices is not None:
+            self._devices.release()
+        return parked
+
+    async def _take_device(self) -> None:
+        from services.trainer.heartbeat import HEARTBEAT
+
+        if self._devices is not None:
+            await self._devices.take(self._config.start_timeout_s, waiting=HEARTBEAT.mark)
 
     async def _send(self) -> None:
         """Follow the bus, if this rank holds a part of the model's first copy."""
@@ -175,6 +204,15 @@ def _in_phase(phase: str, work: Callable[[], T]) -> T:
         return work()
     finally:
         HEARTBEAT.enter("idle")
+
+
+def _shared(config: TrainerConfig, seat: SharedSeat | None) -> SharedDevices | None:
+    if seat is None:
+        return None
+    if config.device == "cuda":
+        # Ray gave the GPU to the engine; torch looks here when it first needs one.
+        os.environ["CUDA_VISIBLE_DEVICES"] = seat.device
+    return SharedDevices([seat.device], lock_folder(ray.get_runtime_context().gcs_address))
 
 
 def _set_allocators(*, pins: bool) -> None:

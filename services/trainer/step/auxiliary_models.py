@@ -105,9 +105,19 @@ class AuxiliaryModels:
             kept["critic"] = Part(module=module, optimizer=self.critic.optimizer)
         return kept
 
+    @property
+    def models(self) -> tuple[Policy, ...]:
+        """All models, those without a checkpoint of their own too."""
+        held = (self.reference.model if self.reference else None), self._critic_model
+        return tuple(model for model in held if model is not None)
+
+    @property
+    def _critic_model(self) -> Policy | None:
+        return self.critic.model if self.critic else None
+
     def reshard_all(self) -> None:
         """Leave only local shards of the parts of a checkpoint."""
-        for model in (self._refreshed, self.critic.model if self.critic else None):
+        for model in (self._refreshed, self._critic_model):
             if model is not None:
                 model.reshard_all()
 

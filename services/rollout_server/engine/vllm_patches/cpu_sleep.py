@@ -1,8 +1,8 @@
 """Sleep for vLLM's CPU worker, which takes the call and frees nothing.
 
-Tensors stay where they are, and their pages go back to the kernel: the next write gets fresh ones. So
-does vLLM's sleep on GPUs, whose allocator keeps addresses and frees what is behind them. Everything
-above the worker is vLLM's own: pausing, what sleeps, waking.
+Tensors stay where they are, and their pages go back to the kernel: the next write gets fresh
+ones. So does vLLM's sleep on GPUs, whose allocator keeps addresses and frees the memory behind
+them. Everything above the worker is vLLM's own: pausing, the levels of sleep, waking.
 
 Level 1 drops the KV cache; the weights are in host memory, where level 1 would put them. Level 2
 drops the weights, too, and what oneDNN packed of them; a layerwise load writes all of it again.
