@@ -41,7 +41,7 @@ class SharedDevices:
         Raises:
             NotReady: all are taken.
         """
-        names, seats = [], []
+        names, seats = list[str](), list[int]()
         for number in range(_MOST):
             seat = _open(folder / f"cpu-{number}.engine")
             if len(names) < count and _try_lock(seat):

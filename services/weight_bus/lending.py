@@ -30,7 +30,7 @@ class _Loan:
 
 
 class Lending:
-    """At most one loan of all shared devices; replicas are ordered until each one has done its part.
+    """At most one loan of all shared devices; orders are repeated until each replica follows.
 
     Args:
         replicas: which of them share devices, and what holds each.

@@ -16,7 +16,6 @@ from services.protocol.errors import InvalidInput
 from services.protocol.weights.weight_bus import SendWeights
 from services.protocol.weights.weights import Adapter
 from services.rollout_server.config import RolloutServerConfig
-from services.rollout_server.control.replica_control import why_sleepless
 from services.rollout_server.engine.adapter_requests import AdapterRequests
 from services.rollout_server.engine.engine_arguments import server_arguments
 from services.rollout_server.engine.vllm_patches import adapter_load
@@ -287,13 +286,3 @@ def test_weights_in_another_layout_beside_those_of_the_index_are_not_digested(tm
     alone = base_digest(str(tmp_path))
     (tmp_path / "consolidated.safetensors").write_bytes(b"both")
     assert base_digest(str(tmp_path)) == alone
-
-
-def test_an_engine_whose_frozen_weights_nobody_could_send_again_is_not_put_to_sleep() -> None:
-    config = RolloutServerConfig(
-        model="m", device="cuda", lora_rank=4, engine_args={"enable_sleep_mode": True}
-    )
-    refusal = why_sleepless(config)
-    assert refusal is not None
-    assert "use pause" in refusal.fix
-    assert why_sleepless(config.model_copy(update={"lora_rank": None})) is None

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import vllm
 
-from services.protocol.errors import InvalidInput
 from services.protocol.weights.replica_control import ControlAction, ControlReplica, Hold
 from services.rollout_server.config import RolloutServerConfig
-from services.rollout_server.control.replica_control import EngineControl, why_sleepless
+from services.rollout_server.control.replica_control import EngineControl
 
 from .conftest import Sender
 from .http_served import MODEL, HttpServed
@@ -80,8 +79,8 @@ class Operator:
     """Orders to the engine, as the replica's membership of the bus carries them out."""
 
     def __init__(self, app: HttpServed) -> None:
-        sleepless = why_sleepless(RolloutServerConfig(model="m"))
-        self.control = EngineControl(app.served.engine, app.served.loader, sleepless=sleepless)
+        config = RolloutServerConfig(model="m")
+        self.control = EngineControl(app.served.engine, app.served.loader, config)
         self._number = 0
 
     async def do(self, action: ControlAction, level: int | None = None) -> Any:
@@ -135,8 +134,10 @@ async def test_a_paused_engine_takes_new_weights_and_answers_only_when_it_is_res
     assert (await operator.do(ControlAction.RESET_PREFIX_CACHE)).error is None
 
 
-async def test_an_engine_on_cpu_refuses_to_sleep_by_name(app: HttpServed) -> None:
-    outcome = await Operator(app).do(ControlAction.SLEEP, 1)
-    assert isinstance(outcome.refusal, InvalidInput)
-    assert "Only engines on GPUs" in outcome.refusal.fix
+async def test_an_engine_on_cpu_sleeps_with_its_weights_and_answers_when_it_wakes_up(
+    app: HttpServed,
+) -> None:
+    operator = Operator(app)
+    assert (await operator.do(ControlAction.SLEEP, 1)).held is Hold.ASLEEP
+    assert (await operator.do(ControlAction.WAKE_UP)).held is Hold.NONE
     assert (await ask(app, 4)).usage.completion_tokens == 4

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from services.protocol.errors import InvalidInput
 from services.protocol.weights.replica_control import (
     ControlAction,
     ControlOutcome,
@@ -15,7 +14,7 @@ from services.protocol.weights.replica_control import (
     Hold,
 )
 from services.rollout_server.config import RolloutServerConfig
-from services.rollout_server.control.replica_control import EngineControl, why_sleepless
+from services.rollout_server.control.replica_control import EngineControl, deepest_sleep
 from services.rollout_server.weights.engine_loader import Asleep, EngineLoader
 
 from .test_engine_loader import ScriptedEngine, loader, no_vllm, stage
@@ -23,6 +22,7 @@ from .test_engine_loader import ScriptedEngine, loader, no_vllm, stage
 __all__ = ["no_vllm"]
 
 IDS = map(str, itertools.count())
+ON_CPU = RolloutServerConfig(model="m")
 
 
 class ControllableEngine(ScriptedEngine):
@@ -54,10 +54,10 @@ class ControllableEngine(ScriptedEngine):
 
 
 class Scene:
-    def __init__(self, sleepless: InvalidInput | None = None) -> None:
+    def __init__(self, config: RolloutServerConfig = ON_CPU) -> None:
         self.engine = ControllableEngine()
         self.loader: EngineLoader = loader(self.engine)
-        self.control = EngineControl(self.engine, self.loader, sleepless=sleepless)
+        self.control = EngineControl(self.engine, self.loader, config)
 
     async def serving(self, version: int = 1) -> "Scene":
         await stage(self.loader, self.engine, version)
@@ -121,7 +121,7 @@ async def test_a_sleeping_engine_takes_no_commit_and_keeps_its_weights_at_level_
     scene = await Scene().serving(1)
     await stage(scene.loader, scene.engine, 2)
     assert (await scene.do(ControlAction.SLEEP, 1)).has_weights
-    with pytest.raises(Asleep, match="wake it up"):
+    with pytest.raises(Asleep, match="must wake up"):
         await scene.loader.commit(2)
     assert (await scene.do(ControlAction.WAKE_UP)).held is Hold.NONE
     assert scene.engine.calls == [("sleep", 1, "abort"), ("wake", None)]
@@ -188,14 +188,10 @@ async def test_who_waits_for_an_answer_waits_until_the_engine_is_released() -> N
     await asyncio.wait_for(waiting, 300)
 
 
-def test_an_engine_sleeps_only_where_its_device_and_its_arguments_allow_it() -> None:
-    on_cpu = why_sleepless(RolloutServerConfig(model="m"))
-    assert on_cpu is not None
-    assert "Only engines on GPUs" in on_cpu.fix
-    plain = why_sleepless(RolloutServerConfig(model="m", device="cuda"))
-    assert plain is not None
-    assert plain.field == "rollout_server.engine_args.enable_sleep_mode"
-    arguments = {"enable_sleep_mode": True}
-    assert (
-        why_sleepless(RolloutServerConfig(model="m", device="cuda", engine_args=arguments)) is None
-    )
+def test_an_engine_sleeps_only_as_deep_as_its_device_and_its_arguments_allow() -> None:
+    on_gpu = ON_CPU.model_copy(update={"device": "cuda"})
+    told = on_gpu.model_copy(update={"engine_args": {"enable_sleep_mode": True}})
+    shared = on_gpu.model_copy(update={"placement": "shared"})
+    assert [deepest_sleep(one) for one in (ON_CPU, on_gpu, told, shared)] == [2, 0, 2, 2]
+    adapted = told.model_copy(update={"lora_rank": 4})
+    assert deepest_sleep(adapted) == 1  # nobody could send the frozen weights again

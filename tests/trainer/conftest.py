@@ -20,6 +20,7 @@ from services.protocol.train_batch import ScoredTrajectory, TrainGroup
 from services.protocol.trainer import RunStart
 from services.protocol.trajectory import PolicySpan, Trajectory
 from services.trainer.config import TrainerConfig
+from services.trainer.lead.device_turn import DeviceTurn
 from services.trainer.rank.rank_messages import report_of
 from tests.batches import GroupBatch
 
@@ -27,6 +28,11 @@ VOCABULARY = 320
 ANSWER_S = 300.0
 IMPORTED_S = 240.0
 """To import torch and transformers takes seconds, and over a minute on a machine that is busy."""
+
+
+def own_devices(config: TrainerConfig) -> DeviceTurn:
+    """Of ranks that share no devices, so that they ask no bus."""
+    return DeviceTurn(config, bus=None)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="session")

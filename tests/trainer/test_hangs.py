@@ -20,7 +20,7 @@ from services.trainer.lead import rank_group
 from services.trainer.lead.group_progress import GroupProgress
 from services.trainer.lead.rank_group import EachRank, RankGroup
 from tests.chaos import calls
-from tests.trainer.conftest import RankForks
+from tests.trainer.conftest import RankForks, own_devices
 from tests.trainer.halt import Halt
 
 PROGRESS_S = 6.0
@@ -85,7 +85,7 @@ def started(
         )
         group = None
         try:
-            group = await RankGroup.start(config, GroupProgress(config))
+            group = await RankGroup.start(config, GroupProgress(config), own_devices(config))
             yield group
         finally:
             if group is not None:

@@ -14,6 +14,7 @@ from services.trainer.config import TrainerConfig
 from services.trainer.lead import rank_group
 from services.trainer.lead.group_progress import GroupProgress
 from services.trainer.lead.rank_group import RankGroup, RankPlacement
+from tests.trainer.conftest import own_devices
 
 
 class FakeRank:
@@ -114,7 +115,7 @@ async def test_a_group_that_does_not_come_up_gives_its_room_back(
     actor = SimpleNamespace(options=lambda **_: started)
     monkeypatch.setattr(rank_group.ray, "remote", lambda _: actor)
     with pytest.raises((InvalidInput, NotReady)):
-        await RankGroup.start(config, GroupProgress(config))
+        await RankGroup.start(config, GroupProgress(config), own_devices(config))
     assert removed == [placed]
     assert len(killed) == 2
 

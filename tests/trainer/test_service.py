@@ -15,6 +15,7 @@ from services.protocol.weights.weight_bus import Member, MemberTable, ReplicaSta
 from services.protocol.weights.weights import CanaryLogprobs, Dtype, TensorSpec, WeightManifest
 from services.trainer.config import TrainerConfig
 from services.trainer.lead import service as service_module
+from services.trainer.lead.device_turn import DeviceTurn
 from services.trainer.lead.group_progress import GroupProgress
 from services.trainer.lead.rank_group import EachRank
 from services.trainer.lead.service import TrainerService
@@ -194,7 +195,9 @@ class Starter:
         self._groups = list(groups)
         self.started = 0
 
-    async def __call__(self, config: TrainerConfig, progress: GroupProgress) -> FakeGroup:
+    async def __call__(
+        self, config: TrainerConfig, progress: GroupProgress, devices: DeviceTurn
+    ) -> FakeGroup:
         self.started += 1
         group = self._groups.pop(0)
         if isinstance(group, BaseException):

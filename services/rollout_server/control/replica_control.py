@@ -179,7 +179,8 @@ class EngineControl:
     async def _lend_device(self, _: ControlReplica) -> None:
         loader = self._loader
         if not self._lent and loader.held is not Hold.ASLEEP:  # else nothing is there any more
-            self._before_loan, loader.held = loader.held, Hold.LENT
+            if loader.held is not Hold.LENT:  # else the order is repeated, after an error
+                self._before_loan, loader.held = loader.held, Hold.LENT
             await self._fall_asleep(self._level_of_loan)
         self._lent = True
         if self._devices is not None:

@@ -79,8 +79,8 @@ class DeviceTurn:
             if len(found) >= needed:
                 return tuple(SharedSeat(node, device) for node, device in sorted(found)[:needed])
         raise NotReady(
-            f"rollout servers with `placement: shared` have {len(found)} devices for {needed} ranks "
-            f"after {self._config.start_timeout_s:g} s; `serve status` shows what they wait for"
+            f"rollout servers with `placement: shared` have {len(found)} devices for {needed} "
+            f"ranks after {self._config.start_timeout_s:g} s; `serve status` says why"
         )
 
     @asynccontextmanager

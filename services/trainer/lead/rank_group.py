@@ -39,8 +39,8 @@ class RankPlacement:
     """Resources for all ranks, reserved at once where `ranks_per_node` says how many share a node.
 
     So many ranks in a row are then on one node, which is what `model_copies` counts on, and no
-    two trainers can each hold half of the GPUs that one needs. Ranks that share devices with engines
-    are put beside them, on `seats`.
+    two trainers can each hold half of the GPUs that one needs. Ranks that share devices with
+    engines are put beside them, on `seats`.
     """
 
     def __init__(

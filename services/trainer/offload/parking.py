@@ -1,10 +1,11 @@
 """The state of a rank off its device while others use it, and back.
 
-Storages are emptied and filled again behind the tensors, so nobody who holds one notices: neither FSDP
-nor the optimizer. From a GPU bytes go to pinned host memory; where the ranks compute on CPUs they go to
-a file without a name, or memory would not be given back.
+Storages are emptied and filled again behind the tensors, so nobody who holds one notices: neither
+FSDP nor the optimizer. From a GPU bytes go to pinned host memory; where the ranks compute on CPUs
+they go to a file without a name, or memory would not be given back.
 """
 
+import ctypes
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -117,7 +118,7 @@ class _File:
     def keep(self, content: Tensor) -> None:
         for piece in content.split(PIECE):
             HEARTBEAT.mark()
-            left = memoryview(piece.numpy())
+            left = _memory(piece)
             while left:
                 left = left[self._file.write(left) :]
 
@@ -127,7 +128,7 @@ class _File:
             self._rewound = True
         for piece in content.split(PIECE):
             HEARTBEAT.mark()
-            left = memoryview(piece.numpy())
+            left = _memory(piece)
             while left:
                 read = self._file.readinto(left)  # type: ignore[attr-defined]
                 if not read:
@@ -138,6 +139,12 @@ class _File:
 def _bytes(storage: torch.UntypedStorage, device: torch.device) -> Tensor:
     """A storage as `[N]` uint8."""
     return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)  # type: ignore[call-overload]
+
+
+def _memory(content: Tensor) -> memoryview:
+    """The memory of `[N]` uint8 on the CPU; torch's own `numpy` would make it unresizable."""
+    array = (ctypes.c_char * content.nbytes).from_address(content.data_ptr())
+    return memoryview(array).cast("B")
 
 
 def _plain(tensor: Tensor) -> Iterator[Tensor]:
