@@ -33,7 +33,7 @@ test: .venv/ready  ## every test; with less than 16 GiB of memory AT_ONCE=2
 	$(MAKE) --no-print-directory -j$(AT_ONCE) --output-sync=line --keep-going $(PARTS); ended=$$?; \
 	$(BIN)/python -m tests.closing $$began $(PARTS) && exit $$ended
 
-CLUSTERS := tests/cluster tests/demo
+CLUSTERS := tests/cluster tests/one_gpu tests/demo
 FAULTS := tests/chaos tests/cli
 ENGINES := tests/conformance tests/router tests/rollout_server tests/trainer tests/transport
 JAILS := tests/redteam tests/reward_service/workspaces tests/reward_service/workspace_api

@@ -10,9 +10,10 @@ import asyncio
 import fcntl
 import os
 import re
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import ray
 
 from services.protocol.errors import NotReady
 
@@ -82,9 +83,10 @@ class SharedDevices:
             fcntl.flock(file, fcntl.LOCK_UN)
 
 
-def lock_folder(cluster: str) -> Path:
-    """The folder of the locks on this node, of one Ray cluster (its address) and user."""
-    return Path(tempfile.gettempdir()) / f"millrace-devices-{os.getuid()}" / _plain(cluster)
+def lock_folder() -> Path:
+    """The folder of the locks on this node: in that of Ray's session, with which it goes."""
+    context = ray.get_runtime_context()
+    return Path(context.get_temp_dir()) / context.get_session_name() / "shared_devices"
 
 
 def _open(path: Path) -> int:

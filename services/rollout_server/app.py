@@ -86,10 +86,9 @@ def _shared_devices(config: RolloutServerConfig) -> SharedDevices | None:
     """The devices of this replica, where ranks of the trainer use them in turn with it."""
     if config.placement != "shared":
         return None
-    folder = lock_folder(ray.get_runtime_context().gcs_address)
     if config.device == "cpu":
-        return SharedDevices.claim(config.tensor_parallel_size, folder)
-    return SharedDevices(os.environ["CUDA_VISIBLE_DEVICES"].split(","), folder)
+        return SharedDevices.claim(config.tensor_parallel_size, lock_folder())
+    return SharedDevices(os.environ["CUDA_VISIBLE_DEVICES"].split(","), lock_folder())
 
 
 def _end_process() -> None:

@@ -130,7 +130,7 @@ def running_cluster(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 @contextlib.contextmanager
 def started_cluster(
-    model_dir: Path, folder: Path, *, ready_s: float = READY_S
+    model_dir: Path, folder: Path, *, ready_s: float = READY_S, placement: str = "separate"
 ) -> Iterator[Cluster]:
     """deploy/laptop.yaml with two of each on a free port, for as long as the context lasts."""
     port = free_port()
@@ -140,6 +140,8 @@ def started_cluster(
     args["trainer"] |= {"model": str(model_dir), "world_size": 2, "checkpoints_kept": 100}
     engines = {"model": str(model_dir), "replicas": REPLICAS, "max_model_len": 1024}
     args["rollout_server"] |= engines
+    for name in ("trainer", "rollout_server"):
+        args[name]["placement"] = placement
     args["orchestrator"] |= {"environments": True}
     content["applications"].append(SANDBOXES)
     url = f"http://127.0.0.1:{port}"

@@ -60,6 +60,24 @@ async def test_a_replica_is_told_where_its_nodes_relay_holds_the_version(world: 
     await world.until(lambda table: table.members[0].committed_version == 1)
 
 
+async def test_a_replica_that_lost_the_version_is_told_of_it_in_an_order_of_its_own(
+    world: World,
+) -> None:
+    """An order that is delivered twice is carried out once; this one must not look like that."""
+    await world.register_trainer()
+    node = await relay(world, "n1")
+    replica = await world.replica("r1", memory_domain="n1")
+    await world.bus.publish(manifest(1))
+    await node.vote(await node.receive(StageWeights))
+    first = await replica.receive(StageWeights)
+    await replica.report(Phase.STAGE, 1)
+    await replica.receive(CommitWeights)
+    await replica.committed(1, error="the load failed half-way")
+    again = await replica.receive(StageWeights)
+    assert (again.manifest, again.place) == (first.manifest, first.place)
+    assert again != first
+
+
 async def test_the_first_relay_feeds_the_second_while_it_receives(world: World) -> None:
     ranks = await world.register_trainer()
     first, second = await relay(world, "n1"), await relay(world, "n2")

@@ -105,6 +105,8 @@ class StageWeights:
             another one.
         place: where the relay holds the version.
         in_place: nobody reads the relay's copy, so the version may be written over it.
+        attempt: unique where there are no links: an order that is delivered again is not carried
+            out again, but one to map the same version of the relay again is.
     """
 
     manifest: WeightManifest
@@ -112,6 +114,7 @@ class StageWeights:
     base: int | None = None
     place: Place | None = None
     in_place: bool = False
+    attempt: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

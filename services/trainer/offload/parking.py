@@ -13,6 +13,7 @@ from typing import IO, Protocol
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from services.trainer.heartbeat import HEARTBEAT
@@ -147,11 +148,14 @@ def _memory(content: Tensor) -> memoryview:
     return memoryview(array).cast("B")
 
 
+@torch.no_grad()
 def _plain(tensor: Tensor) -> Iterator[Tensor]:
     """What a DTensor or a quantised tensor consists of; a plain tensor itself."""
-    if not is_traceable_wrapper_subclass(tensor):
-        yield tensor.detach()
-        return
-    names, _ = tensor.__tensor_flatten__()
-    for name in names:
-        yield from _plain(getattr(tensor, name))
+    if isinstance(tensor, DTensor):
+        yield from _plain(tensor.to_local())
+    elif is_traceable_wrapper_subclass(tensor):
+        names, _ = tensor.__tensor_flatten__()
+        for name in names:
+            yield from _plain(getattr(tensor, name))
+    else:
+        yield tensor

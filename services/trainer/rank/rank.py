@@ -212,7 +212,7 @@ def _shared(config: TrainerConfig, seat: SharedSeat | None) -> SharedDevices | N
     if config.device == "cuda":
         # Ray gave the GPU to the engine; torch looks here when it first needs one.
         os.environ["CUDA_VISIBLE_DEVICES"] = seat.device
-    return SharedDevices([seat.device], lock_folder(ray.get_runtime_context().gcs_address))
+    return SharedDevices([seat.device], lock_folder())
 
 
 def _set_allocators(*, pins: bool) -> None:

@@ -198,7 +198,9 @@ class Delivery:
         self._transfer.drop_links()
         self._transfer.reports.expect(Phase.STAGE, manifest.version)
         relay.readers.add(self._replica_id)
-        self._transfer.post(StageWeights(manifest=manifest, place=relay.place), Phase.STAGE)
+        attempt = self._context.new_prefix(self._replica_id)
+        order = StageWeights(manifest=manifest, place=relay.place, attempt=attempt)
+        self._transfer.post(order, Phase.STAGE)
         return await self._transfer.reports.wait(self._context.config.stage_timeout_s)
 
     async def _wait_for_others(self, version: int) -> None:
