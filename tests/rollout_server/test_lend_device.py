@@ -66,13 +66,17 @@ async def test_nothing_is_loaded_into_a_lent_device_and_no_operator_disturbs_it(
         assert "trainer has the replica's device" in refusal.fix
 
 
-async def test_a_second_loan_before_the_weights_came_falls_asleep_from_awake() -> None:
+async def test_a_second_loan_before_the_weights_came_computes_nothing_without_them() -> None:
     scene = await lending()
     await scene.do(ControlAction.LEND_DEVICE)
     await scene.do(ControlAction.TAKE_DEVICE)
     scene.engine.calls.clear()
     assert (await scene.do(ControlAction.LEND_DEVICE)).held is Hold.LENT
-    assert scene.engine.calls == [("wake", ["kv_cache"]), ("sleep", 2, "abort"), "release"]
+    assert scene.engine.calls == [("sleep", 2, "abort"), "release"]
+    await scene.do(ControlAction.TAKE_DEVICE)
+    await stage(scene.loader, scene.engine, 2)
+    await scene.loader.commit(2)
+    assert scene.engine.calls.count(("wake", ["kv_cache"])) == 1
 
 
 async def test_a_failed_loan_keeps_the_device_and_can_be_ordered_again() -> None:

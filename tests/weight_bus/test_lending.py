@@ -3,13 +3,22 @@
 import asyncio
 from dataclasses import replace
 
+import pytest
+
+from services.observability.metrics import BusMetrics
 from services.protocol.weights.replica_control import (
     ControlAction,
     ControlOutcome,
     ControlReplica,
     Hold,
 )
-from services.protocol.weights.weight_bus import LOAN_S, CommitWeights, ReplicaState, StageWeights
+from services.protocol.weights.weight_bus import (
+    LOAN_S,
+    CommitWeights,
+    DropLinks,
+    ReplicaState,
+    StageWeights,
+)
 
 from .conftest import DEADLINE_S, Replica, World, hello, manifest
 
@@ -184,3 +193,29 @@ async def test_a_replica_that_an_operator_put_to_sleep_counts_as_free(world: Wor
     await follow(replica, ControlAction.TAKE_DEVICE, Hold.ASLEEP)
     table = await world.until(lambda table: table.members[0].state is ReplicaState.ASLEEP)
     assert not table.leased
+
+
+async def test_a_loan_in_the_middle_of_an_update_is_no_failure_of_the_replica(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed: list[str] = []
+    monkeypatch.setattr(BusMetrics.failures, "inc", lambda tags: failed.append(tags["phase"]))
+    replica = await sharing(world, "r")
+    await world.register_trainer()
+    await world.bus.publish(manifest(1))
+    for _ in range(4):
+        staged = await replica.receive(StageWeights)
+        loan = lend(world)
+        await lent(replica)
+        await loan
+        await replica.vote(staged, error="the engine sleeps")
+        await world.until(lambda table: table.members[0].last_error.endswith("sleeps"))
+        await replica.receive(DropLinks)
+        await world.bus.return_devices("a")
+        await taken(replica)
+    order = await replica.receive(StageWeights)
+    await replica.vote(order)
+    await replica.receive(CommitWeights)
+    await replica.committed(1)
+    await world.until(lambda table: bool(table.leased))
+    assert failed == []

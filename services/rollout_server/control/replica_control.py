@@ -149,11 +149,7 @@ class EngineControl:
         self._loader.held = Hold.NONE
 
     async def _fall_asleep(self, level: int) -> None:
-        if self._loader.wake is not None:
-            # Half awake, for a commit that has not come; vLLM falls asleep from one state only.
-            await self._loader.wake()
-            self._loader.wake = None
-        self._level = level
+        self._level, self._loader.wake = level, None  # it may be half awake, without a commit
         if level > 1:
             self._loader.lose_weights()
         if level > 0:

@@ -93,6 +93,11 @@ class Delivery:
         return self._context.replicas.get(self._replica_id)
 
     @property
+    def _sleeps(self) -> bool:
+        replica = self._replica
+        return replica is not None and replica.held in (Hold.ASLEEP, Hold.LENT)
+
+    @property
     def _relay(self) -> Relay | None:
         """The relay that receives for this replica."""
         replica = self._replica
@@ -107,7 +112,7 @@ class Delivery:
         replica, newest = self._replica, self._context.newest()
         if replica is None or newest is None or not self._can_get(newest[0]):
             return False
-        if replica.held in (Hold.ASLEEP, Hold.LENT):
+        if self._sleeps:
             return False  # it could not load what it is sent
         held = replica.committed_version
         is_behind = held is None or held < newest[0].version
@@ -245,6 +250,9 @@ class Delivery:
         Nor does failing again and again: those who wait for every replica in service to be
         up to date must not wait for this one.
         """
+        if self._sleeps:
+            self._interrupted(failed)
+            return
         self._transfer.failures += 1
         BusMetrics.failures.inc(tags={"replica": self._replica_id, "phase": failed.phase})
         log.warning(
@@ -266,6 +274,13 @@ class Delivery:
             state = ReplicaState.SUSPECT
         if self._replica is not None:
             self._context.replicas.fail(self._replica_id, state, str(failed))
+        self._context.changes.notify()
+
+    def _interrupted(self, failed: UpdateFailed) -> None:
+        """The engine was put to sleep in the middle, which is no fault of the update."""
+        log.info("update interrupted", replica=self._replica_id, phase=failed.phase)
+        self._transfer.drop_links()
+        self._context.replicas.fail(self._replica_id, ReplicaState.CATCHING_UP, str(failed))
         self._context.changes.notify()
 
     def _enter(self, state: ReplicaState) -> None:
