@@ -219,3 +219,19 @@ async def test_a_loan_in_the_middle_of_an_update_is_no_failure_of_the_replica(
     await replica.committed(1)
     await world.until(lambda table: bool(table.leased))
     assert failed == []
+
+
+async def test_a_loan_ends_the_wait_for_the_proof_of_a_replica_that_joins(world: World) -> None:
+    replica = await sharing(world, "r")
+    await world.register_trainer()
+    await world.bus.publish(manifest(1, canary=True))
+    for _ in range(2):
+        await replica.vote(await replica.receive(StageWeights))
+        await replica.receive(CommitWeights)
+        await replica.committed(1)
+        loan = lend(world)
+        await lent(replica)
+        await loan
+        await replica.receive(DropLinks)
+        await world.bus.return_devices("a")
+        await taken(replica)

@@ -11,7 +11,7 @@ from services.observability.log import Log
 from services.observability.metrics import RolloutMetrics
 from services.protocol.errors import NotReady
 from services.protocol.weights.hello import ReplicaHello
-from services.protocol.weights.replica_control import ControlReplica
+from services.protocol.weights.replica_control import ControlAction, ControlReplica
 from services.protocol.weights.weight_bus import (
     CommitWeights,
     DistrustWeights,
@@ -167,6 +167,8 @@ class BusMember:
             self._proving = asyncio.create_task(self._prove(committed), name="canary")
 
     async def _carry_out_control(self, order: ControlReplica) -> None:
+        if order.action in (ControlAction.SLEEP, ControlAction.LEND_DEVICE):
+            await self._end_proof()  # its requests would wait for an engine that sleeps
         outcome = await self._control.carry_out(order, self._id)
         if outcome is None:
             return  # delivered again

@@ -42,11 +42,18 @@ class Canary:
         """Wait until a replica that joins has given the right answer.
 
         Raises:
-            UpdateFailed: the answer is wrong, or did not come in time.
+            UpdateFailed: the answer is wrong, or did not come in time, or the engine was put to
+                sleep, which ends its proof.
         """
         # An engine that an operator holds computes no answer until it is released.
-        await self._context.changes.until(self._is_released, timeout_s=None)
-        await self._context.changes.until(self._can_judge_joiner, timeout_s=timeout_s)
+        await self._context.changes.until(
+            lambda: self._is_released() or self._sleeps(), timeout_s=None
+        )
+        await self._context.changes.until(
+            lambda: self._can_judge_joiner() or self._sleeps(), timeout_s=timeout_s
+        )
+        if self._sleeps():
+            raise UpdateFailed(Phase.CANARY, "the engine was put to sleep")
         if not self._can_judge_joiner():
             who = "the replica" if self._answer is None else "the trainer"
             raise UpdateFailed(Phase.CANARY, f"no answer of {who} in {timeout_s:g} s", silent=True)
@@ -80,6 +87,10 @@ class Canary:
     def _is_released(self) -> bool:
         replica = self._context.replicas.get(self._replica_id)
         return replica is None or replica.held is Hold.NONE
+
+    def _sleeps(self) -> bool:
+        replica = self._context.replicas.get(self._replica_id)
+        return replica is not None and replica.sleeps
 
     def _can_judge(self) -> bool:
         """The replica has answered, and so has the trainer unless there is nothing to compare."""

@@ -7,7 +7,6 @@ from services.observability import tracing
 from services.observability.log import Log
 from services.observability.metrics import BusMetrics
 from services.observability.tracing import Span
-from services.protocol.weights.replica_control import Hold
 from services.protocol.weights.weight_bus import (
     CommitWeights,
     Phase,
@@ -95,7 +94,7 @@ class Delivery:
     @property
     def _sleeps(self) -> bool:
         replica = self._replica
-        return replica is not None and replica.held in (Hold.ASLEEP, Hold.LENT)
+        return replica is not None and replica.sleeps
 
     @property
     def _relay(self) -> Relay | None:

@@ -49,6 +49,11 @@ class Replica:
     was_leased: bool = False
 
     @property
+    def sleeps(self) -> bool:
+        """Its engine has freed its memory, or is ordered to."""
+        return self.held in (Hold.ASLEEP, Hold.LENT)
+
+    @property
     def trained_from(self) -> str:
         """The model from which training to its version began; empty if that is not known."""
         for served in (self.loaded, self.copy):
