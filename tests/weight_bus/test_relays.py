@@ -2,11 +2,15 @@
 
 import asyncio
 
+import pytest
+
+from services.observability.metrics import BusMetrics
 from services.protocol.weights.hello import RelayHello
 from services.protocol.weights.place import Place
 from services.protocol.weights.weight_bus import (
     CommitWeights,
     DropLinks,
+    Order,
     Phase,
     SendWeights,
     StageWeights,
@@ -88,6 +92,30 @@ async def test_a_relay_whose_sender_failed_is_fed_by_another(world: World) -> No
     again = await second.receive(StageWeights)
     sends = [await rank.receive(SendWeights) for rank in ranks]
     assert [send.link.prefix for send in sends] == [link.prefix for link in again.links]
+
+
+async def test_a_relay_keeps_a_version_until_the_next_one_has_it_and_then_skips_to_the_newest(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trainer that publishes faster than the network carries must not break the chain."""
+    failed: list[str] = []
+    monkeypatch.setattr(BusMetrics.failures, "inc", lambda tags: failed.append(tags["phase"]))
+    await world.register_trainer()
+    first, second = await relay(world, "n1"), await relay(world, "n2")
+    await world.bus.publish(manifest(0))
+    order, onward = await first.receive(StageWeights), await second.receive(StageWeights)
+    await first.vote(order)
+    for version in range(1, 20):
+        await world.bus.publish(manifest(version))
+    assert [(await first.receive(SendWeights)).version for _ in order.links] == [0, 0]
+    assert (await world.bus.next_orders("n1", first.acknowledged, 0.05)).orders == ()
+    await second.vote(onward)
+    await second.receive(DropLinks)
+    assert (await second.receive(StageWeights)).manifest.version == 19
+    given = [await first.receive(Order) for _ in range(4)]
+    assert [one.manifest.version for one in given if isinstance(one, StageWeights)] == [19]
+    assert [one.version for one in given if isinstance(one, SendWeights)] == [19, 19]
+    assert failed == []
 
 
 async def test_a_version_is_not_written_over_what_a_replica_loads(world: World) -> None:

@@ -26,6 +26,7 @@ class ReplicaHello:
         node_id: Ray's id of its node, on which the bus starts a relay; empty: nowhere.
         has_gpu: see `TrainerHello`.
         held: what an operator keeps it from.
+        interfaces: see `TrainerHello`.
     """
 
     replica_id: str
@@ -41,6 +42,7 @@ class ReplicaHello:
     node_id: str = ""
     has_gpu: bool = False
     held: Hold = Hold.NONE
+    interfaces: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +55,7 @@ class RelayHello:
         memory_domain: see `TrainerHello`.
         copy: manifest of the version that it holds whole, None while there is none.
         place: where the engines of the node find that version's bytes.
+        interfaces: see `TrainerHello`.
     """
 
     relay_id: str
@@ -60,6 +63,7 @@ class RelayHello:
     memory_domain: str
     copy: WeightManifest | None = None
     place: Place | None = None
+    interfaces: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +80,7 @@ class TrainerHello:
         memory_domain: processes with the same name here can read each other's memory; empty:
             no process can.
         has_gpu: the process owns a GPU.
+        interfaces: names of the node's network interfaces that have an address; empty: not known.
     """
 
     member_id: str
@@ -84,3 +89,4 @@ class TrainerHello:
     world_size: int
     memory_domain: str = ""
     has_gpu: bool = False
+    interfaces: tuple[str, ...] = ()

@@ -60,7 +60,9 @@ class RelayDelivery:
         relay, newest = self._relay, self._context.newest()
         if relay is None or newest is None:
             return False
-        return not relay.holds(newest[0]) and self._senders(newest[0]) is not None
+        if relay.holds(newest[0]) or relay.is_passing_on:
+            return False
+        return self._senders(newest[0]) is not None
 
     def _senders(self, manifest: WeightManifest) -> tuple[str, ...] | None:
         failures = self._transfer.failures

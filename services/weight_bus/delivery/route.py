@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from services.protocol.errors import InvalidInput
 from services.protocol.weights.weight_bus import Link, Phase, Transport
 from services.protocol.weights.weights import WeightManifest
 from services.weight_bus.delivery.delivery_context import DeliveryContext
+from services.weight_bus.delivery.interfaces import check_interfaces, stripes_for
 from services.weight_bus.delivery.reports import UpdateFailed
 
 _STRAIGHT = 2
@@ -97,7 +99,8 @@ def transport_between(
     if rank is None:
         return Transport.GLOO
     possible = [Transport.GLOO]
-    if rank.has_gpu and receiver.has_gpu:
+    # On one machine both may have the same GPU, of which NCCL takes one member alone.
+    if rank.has_gpu and receiver.has_gpu and not _same_machine(rank.memory_domain, receiver):
         possible.append(Transport.NCCL)
     if rank.memory_domain == receiver.memory_domain != "":
         possible.append(Transport.SHARED_MEMORY)
@@ -120,24 +123,45 @@ async def links(
     *,
     plain: bool,
 ) -> tuple[Link, ...]:
-    """One link from each sender, in the order of the trainer's ranks.
+    """The links from each sender, in the order of the trainer's ranks.
+
+    They take the configured interfaces in turn. A sender's buckets are divided over several links
+    where one link from each sender would not use all interfaces equally.
 
     Raises:
         UpdateFailed: the receiver cannot be reached as configured.
     """
+    names = context.config.interfaces
+    try:
+        check_interfaces(context, [*senders, receiver.member_id])
+    except InvalidInput as refusal:
+        raise UpdateFailed(Phase.STAGE, str(refusal)) from None
+    stripes = stripes_for(len(senders), len(names))
     host, port = await context.store()
-    return tuple(
-        Link(
-            replica_id=receiver.member_id,
-            trainer_rank=rank,
-            store_host=host,
-            store_port=port,
-            prefix=f"{prefix}t{rank}",
-            timeout_s=context.config.link_timeout_s,
-            transport=transport_between(context, sender, receiver, plain=plain),
-        )
-        for rank, sender in enumerate(senders)
-    )
+    made: list[Link] = []
+    for rank, sender in enumerate(senders):
+        transport = transport_between(context, sender, receiver, plain=plain)
+        for stripe in range(stripes):
+            made.append(
+                Link(
+                    replica_id=receiver.member_id,
+                    trainer_rank=rank,
+                    store_host=host,
+                    store_port=port,
+                    prefix=f"{prefix}t{rank}.{stripe}",
+                    timeout_s=context.config.link_timeout_s,
+                    transport=transport,
+                    interface=names[len(made) % len(names)] if names else "",
+                    stripe=stripe,
+                    stripes=stripes,
+                )
+            )
+    return tuple(made)
+
+
+def _same_machine(memory_domain: str, receiver: Receiver) -> bool:
+    boot, _, _ = memory_domain.partition("/")
+    return boot == receiver.memory_domain.partition("/")[0] != ""
 
 
 def _ranks(context: DeliveryContext, manifest: WeightManifest) -> tuple[str, ...] | None:

@@ -1,6 +1,7 @@
 """The relays of the nodes: which version each holds, and who reads it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from services.protocol.weights.hello import RelayHello
@@ -23,6 +24,7 @@ class Relay:
         arriving: version that it was ordered to receive.
         failures: attempts in a row that failed.
         readers: replicas that load from it now.
+        fed: members that it is to send a version to, and which one.
     """
 
     hello: RelayHello
@@ -32,6 +34,12 @@ class Relay:
     arriving: int | None = None
     failures: int = 0
     readers: set[str] = field(default_factory=set)
+    fed: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def is_passing_on(self) -> bool:
+        """Whether members still receive the version that it holds."""
+        return self.held is not None and self.held.version in self.fed.values()
 
     def holds(self, manifest: WeightManifest) -> bool:
         """Whether it holds these very bytes as this version."""
@@ -113,6 +121,19 @@ class Relays:
             if one not in avoided and relay.will_hold(version) and self.alive(one):
                 found = one
         return found
+
+    @contextmanager
+    def feeding(self, senders: tuple[str, ...], receiver_id: str, version: int) -> Iterator[None]:
+        """Within it those of the senders that are relays do not begin another version, or the
+        receiver would lose what it has not received yet."""
+        relays = [relay for one in set(senders) if (relay := self.get(one)) is not None]
+        for relay in relays:
+            relay.fed[receiver_id] = version
+        try:
+            yield
+        finally:
+            for relay in relays:
+                relay.fed.pop(receiver_id, None)
 
     def holder_of(self, manifest: WeightManifest, *, besides: str) -> str | None:
         """A relay that holds these very bytes."""
