@@ -63,8 +63,8 @@ def test_a_trainer_that_publishes_faster_than_the_network_carries_skips_versions
         await world.until_served()
         records = (await world.bus.versions())[2:]
         received = [one.version for one in records if one.commits]
-        assert len(received) < published / 2, "versions are skipped"
-        assert all(one.commits in (0, 2) for one in records), "and all nodes skip the same"
+        assert 3 <= len(received) < published / 2, "versions are skipped, and others come meanwhile"
+        assert all(one.commits in (0, 2) for one in records), "all nodes skip the same"
         assert sum(one.failures for one in records) == 0
         sent = world.machines[TRAINER].sent - before
         assert sent < 1.2 * NBYTES * len(received), "the trainer feeds the first relay alone"

@@ -48,27 +48,30 @@ def senders_to_replica(
 
 
 def senders_to_relay(
-    context: DeliveryContext,
-    relay_id: str,
-    manifest: WeightManifest,
-    failures: int,
-    avoided: frozenset[str],
-) -> tuple[str, ...] | None:
-    """Members that can send the version to a relay, one for each trainer rank.
+    context: DeliveryContext, relay_id: str, failures: int, avoided: frozenset[str]
+) -> tuple[WeightManifest, tuple[str, ...]] | None:
+    """The version for a relay, and the members that can send it, one for each trainer rank; None:
+    there is none, or not yet.
 
-    The relay before it in the chain, which may still be receiving; the first one, and one that
-    has failed often, is fed by the trainer. Whoever holds the version stands in for a trainer
-    that is gone.
+    The relay before it in the chain sends what it has or receives, even if a newer version was
+    published meanwhile. The first one, and one that has failed often, is fed by the trainer.
+    Whoever holds the version stands in for a trainer that is gone.
     """
-    ranks = _ranks(context, manifest)
-    before = context.relays.before(relay_id, manifest.version, avoided=avoided)
+    published = context.newest()
+    if published is None:
+        return None
+    newest, _ = published
+    ranks = _ranks(context, newest)
+    before = context.relays.before(relay_id, newest.version, avoided=avoided)
     if before is not None and (ranks is None or failures < _STRAIGHT):
-        return (before,) * manifest.world_size
+        ahead = context.relays.get(before)
+        passed = ahead.passes_on if ahead is not None else None
+        return (passed, (before,) * passed.world_size) if passed is not None else None
     if ranks is not None:
-        return ranks
-    peer = context.relays.holder_of(manifest, besides=relay_id)
-    peer = peer or context.replicas.holder_of(manifest, besides=relay_id)
-    return (peer,) * manifest.world_size if peer is not None else None
+        return newest, ranks
+    peer = context.relays.holder_of(newest, besides=relay_id)
+    peer = peer or context.replicas.holder_of(newest, besides=relay_id)
+    return (newest, (peer,) * newest.world_size) if peer is not None else None
 
 
 def base_of_changes(
