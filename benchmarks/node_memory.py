@@ -31,6 +31,7 @@ from benchmarks.weight_fanout.processes import RANKS
 from benchmarks.weight_fanout.world import copies
 from services.protocol.errors import NotReady
 from services.protocol.weights.weights import Dtype, TensorSpec
+from services.retry import retrying
 from services.rollout_server.config import RolloutServerConfig
 from services.rollout_server.engine.engine_environment import environment
 from services.weight_bus.config import WeightBusConfig
@@ -115,8 +116,8 @@ class Node:
     async def measure(self, tensors: tuple[TensorSpec, ...], versions: int) -> dict[str, Any]:
         """Bytes of the node before the first version, and at most and after each version."""
         await self._until(lambda table: len(table.members) == len(REPLICAS))
-        while self._relayed and not (await self._bus.next_orders("relay", 0, 0.0)).known:
-            await asyncio.sleep(_LOOK_S)
+        if self._relayed:
+            await retrying(self._known, pauses=[_LOOK_S], timeout_s=_UP_S)
         await asyncio.sleep(_SETTLE_S)
         before = self._memory()
         for rank in range(RANKS):
@@ -127,6 +128,10 @@ class Node:
             for name, value in (await self._push(version, tensors)).items():
                 found[name].append(value)
         return found
+
+    async def _known(self) -> None:
+        if not (await self._bus.next_orders("relay", 0, 0.0)).known:
+            raise NotReady("the relay has not registered")
 
     async def _push(self, version: int, tensors: tuple[TensorSpec, ...]) -> dict[str, int]:
         plan = processes.manifest_of(version, tensors, BUCKET, ((),) * RANKS)

@@ -32,4 +32,19 @@ def test_two_processes_meet_in_it_and_leave_no_file(tmp_path: Path) -> None:
     ]
     assert [rank.communicate(timeout=240)[0] for rank in ranks] == ["2\n", "2\n"]
     assert os.listdir(tmp_path) == []
-    os.close(int(method.rpartition("/")[2]))
+    os.close(file_of(method))
+
+
+def file_of(method: str) -> int:
+    return int(method.rpartition("/")[2].partition("?")[0])
+
+
+def test_engines_that_start_together_share_no_memory_with_each_other() -> None:
+    """vLLM's workers on CPUs share memory under the end of this name."""
+    methods = []
+    for _ in range(2):  # in two processes the files have the same number, as here
+        methods.append(rendezvous_file())
+        os.close(file_of(methods[-1]))
+    assert file_of(methods[0]) == file_of(methods[1])
+    first, second = (os.path.basename(one.removeprefix("file://")) for one in methods)
+    assert first != second

@@ -13,6 +13,7 @@ killed. Here it has no name in any folder and ends with the engine core.
 """
 
 import os
+import secrets
 from pathlib import Path
 
 from vllm.v1.executor import multiproc_executor, uniproc_executor
@@ -23,9 +24,13 @@ from services.rollout_server.engine.parent_death import die_with_parent
 
 
 def rendezvous_file() -> str:
-    """Where workers meet, as torch names it: a file in memory that this process holds open."""
+    """Where workers meet, as torch names it: a file in memory that this process holds open.
+
+    vLLM calls the memory that CPU workers share by the end of this name. By the file's number alone
+    engines of one node that start together would have the same memory.
+    """
     file = os.memfd_create("rendezvous")
-    return f"file:///proc/{os.getpid()}/fd/{file}"
+    return f"file:///proc/{os.getpid()}/fd/{file}?engine={secrets.token_hex(8)}"
 
 
 multiproc_executor.get_file_store_init_method = rendezvous_file
