@@ -24,10 +24,10 @@ class WeightBusConfig(StrictModel):
         relays: one process on each node with replicas receives each version once, passes it on to
             the next node while it receives, and holds it for all engines of its node; False:
             every replica receives by itself.
-        transport: how bytes reach a relay or a replica: "gloo" over TCP, "nccl" between GPUs,
-            "shared_memory" within a node; "auto": shared memory where trainer rank and
-            replica can read each other's, else NCCL where both have a GPU, else TCP, and TCP
-            after a failure.
+        transport: how bytes reach a relay or a replica: "gloo" over TCP, "nccl" between GPUs of
+            different machines (with `relays: false`, for a relay has no GPU), "shared_memory"
+            within a node; "auto": shared memory where trainer rank and receiver can read each
+            other's, else NCCL where both have a GPU, else TCP, and TCP after a failure.
         interfaces: network interfaces that links take in turn, on both ends; every node with a
             trainer rank or a rollout server has all of them, each in a subnet of its own. Empty:
             the address under which Ray knows the node.
