@@ -118,6 +118,48 @@ async def test_a_relay_keeps_a_version_until_the_next_one_has_it_and_then_skips_
     assert failed == []
 
 
+async def test_relays_take_the_version_of_the_one_before_them_and_not_a_newer_one(
+    world: World,
+) -> None:
+    await world.register_trainer()
+    first, second, third = [await relay(world, f"n{number}") for number in (1, 2, 3)]
+    await world.bus.publish(manifest(0))
+    orders = [await end.receive(StageWeights) for end in (first, second, third)]
+    for end, order in zip((first, second), orders, strict=False):
+        await end.vote(order)
+        assert [(await end.receive(SendWeights)).version for _ in order.links] == [0, 0]
+    for end in (first, second):
+        await end.receive(DropLinks)
+    await world.bus.publish(manifest(1))
+    assert (await first.receive(StageWeights)).manifest.version == 1
+    await world.bus.publish(manifest(2))
+    await third.vote(orders[2])
+    for end in (second, third):
+        assert (await end.receive(DropLinks)).replica_id == "n3"
+    given = [await second.receive(Order) for _ in range(3)]
+    assert [one.manifest.version for one in given if isinstance(one, StageWeights)] == [1]
+    assert (await third.receive(StageWeights)).manifest.version == 1
+
+
+async def test_a_replica_loads_what_its_relay_holds_though_a_newer_version_is_published(
+    world: World,
+) -> None:
+    await world.register_trainer()
+    node = await relay(world, "n1")
+    replica = await world.replica("r1", memory_domain="n1")
+    await world.bus.publish(manifest(0))
+    order = await node.receive(StageWeights)
+    await world.bus.publish(manifest(1))
+    await node.vote(order)
+    staged = await replica.receive(StageWeights)
+    assert (staged.manifest.version, staged.place) == (0, PLACE)
+    assert not (await node.receive(StageWeights)).in_place, "it is being loaded"
+    await replica.report(Phase.STAGE, 0)
+    await replica.receive(CommitWeights)
+    await replica.committed(0)
+    await world.until(lambda table: table.members[0].committed_version == 0)
+
+
 async def test_a_version_is_not_written_over_what_a_replica_loads(world: World) -> None:
     await world.register_trainer()
     node = await relay(world, "n1")
