@@ -13,9 +13,10 @@ killed. Here it has no name in any folder and ends with the engine core.
 """
 
 import os
-import secrets
 from pathlib import Path
+from typing import Any
 
+from vllm.distributed.device_communicators import cpu_communicator
 from vllm.v1.executor import multiproc_executor, uniproc_executor
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
@@ -24,23 +25,32 @@ from services.rollout_server.engine.parent_death import die_with_parent
 
 
 def rendezvous_file() -> str:
-    """Where workers meet, as torch names it: a file in memory that this process holds open.
-
-    vLLM calls the memory that CPU workers share by the end of this name. By the file's number alone
-    engines of one node that start together would have the same memory.
-    """
+    """Where workers meet, as torch names it: a file in memory that this process holds open."""
     file = os.memfd_create("rendezvous")
-    return f"file:///proc/{os.getpid()}/fd/{file}?engine={secrets.token_hex(8)}"
+    return f"file:///proc/{os.getpid()}/fd/{file}"
 
 
 multiproc_executor.get_file_store_init_method = rendezvous_file
 uniproc_executor.get_file_store_init_method = rendezvous_file
 
+_vllms_name = cpu_communicator._CPUSHMDistributed.make_group_name
+
+
+def shared_memory_name(communicator: Any) -> str:
+    """Name of the memory that tensor-parallel CPU workers share, with their engine's process in it.
+
+    vLLM's own is the last part of the rendezvous: the file's number, which is the same in engines
+    that start together on one node. Their workers would take each other's memory for theirs.
+    """
+    return f"{os.getppid()}-{_vllms_name(communicator)}"
+
+
+cpu_communicator._CPUSHMDistributed.make_group_name = staticmethod(shared_memory_name)
+
 
 def unlink_shared_memory() -> None:
     """Take the name from the memory that tensor-parallel CPU workers share."""
-    name = os.environ.get("VLLM_DIST_IDENT")  # vLLM's own, set by its CPU worker
-    for segment in Path("/dev/shm").glob(f"{name}-*-cpushm_*") if name else ():
+    for segment in Path("/dev/shm").glob(f"{os.getppid()}-*-cpushm_*"):
         segment.unlink(missing_ok=True)
 
 
