@@ -75,6 +75,7 @@ def run(options: Any) -> dict[str, Any]:
         "mbit_s": {"few": few, "many": many},
         "small": pushes(1, few, nbytes=bucket),
         "one": pushes(1, few),
+        "two_cables": pushes(1, few, cables=2),
         "few": pushes(FEW, few, replicas=2),
         "direct": pushes(FEW, few, replicas=2, relays=False),
         "one_slow": pushes(1, many),
@@ -127,6 +128,7 @@ def bars(figures: dict[str, Any]) -> list[Bar]:
     at_most = [
         (f"{FEW} nodes against one", _ratio(figures, "few", "one"), 1.3),
         (f"{MANY} nodes against one", _ratio(figures, "many", "one_slow"), 1.6),
+        ("two interfaces against one, one node", _ratio(figures, "two_cables", "one"), 0.6),
         (f"bytes that leave the trainer, {FEW} nodes", max(few["sent"]) / nbytes, 1.1),
         (f"{MANY} nodes", max(figures["many"]["sent"]) / nbytes, 1.1),
         ("copies on a node with 2 replicas, in models", few["held"] / nbytes, 1.1),
@@ -146,6 +148,7 @@ def report(figures: dict[str, Any]) -> None:
     rows = []
     for name, nodes, rate, what in (
         ("one", 1, "few", "relay"),
+        ("two_cables", 1, "few", "relay, two interfaces"),
         ("few", FEW, "few", "relays"),
         ("direct", FEW, "few", "no relays: each replica by itself"),
         ("one_slow", 1, "many", "relay"),
@@ -162,7 +165,7 @@ def report(figures: dict[str, Any]) -> None:
             f"{_ratio(figures, name, base):.2f}",
             f"{median(one['sent']) / figures['nbytes']:.2f}",
             f"{one['held'] / figures['nbytes']:.2f}",
-            "" if name == "direct" else f"{modelled:.2f}",
+            "" if name in ("direct", "two_cables") else f"{modelled:.2f}",
         ])  # fmt: skip
     title = f"{figures['nbytes'] / MIB:.0f} MiB in {figures['nbytes'] // figures['bucket_bytes']}"
     columns = ["nodes", "Mbit/s", "way", "s, median (least)", "/ one node"]

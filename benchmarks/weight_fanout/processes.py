@@ -22,6 +22,7 @@ from services.protocol.weights.weights import Dtype, TensorSpec, WeightManifest,
 from services.trainer.snapshot.bus_member import BusMember
 from services.trainer.snapshot.snapshot import Snapshot, SnapshotStore
 from services.transport.bucket import digest
+from services.transport.network_interfaces import network_interfaces
 from services.transport.receiver import VersionReceiver
 from services.transport.shared_memory import Mappings, SharedBuffer
 from services.transport.version_bytes import VersionBytes, block_bytes
@@ -112,7 +113,13 @@ def run_rank(machine: Machine, path: str, bus: str, rank: int, group: str) -> No
 
 async def _rank(machine: Machine, path: str, bus: str, rank: int, group: str) -> None:
     store = SnapshotStore()
-    hello = TrainerHello(member_id=f"{group}/{rank}", group=group, rank=rank, world_size=RANKS)
+    hello = TrainerHello(
+        member_id=f"{group}/{rank}",
+        group=group,
+        rank=rank,
+        world_size=RANKS,
+        interfaces=network_interfaces(),
+    )
     member = BusMember(hello, BusOverSocket(bus), store, machine.address)
     await asyncio.gather(member.run(), serve(Rank(rank, store), path))
 
@@ -169,6 +176,7 @@ class Replica:
             pid=os.getpid(),
             commit_timeout_s=60.0,
             memory_domain=self._machine.name,
+            interfaces=network_interfaces(),
         )
 
     async def _carry_out(self, order: Order) -> None:

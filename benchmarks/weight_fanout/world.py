@@ -42,6 +42,7 @@ class Shape:
         bucket_bytes: of a bucket, of all ranks together.
         replicas: on each node.
         relays: False: every replica receives by itself.
+        cables: of each machine, over which all links are spread.
     """
 
     nodes: int
@@ -50,6 +51,7 @@ class Shape:
     bucket_bytes: int
     replicas: int = 1
     relays: bool = True
+    cables: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,14 +91,18 @@ class World:
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as opened:
             self._folder = Path(opened.enter_context(tempfile.TemporaryDirectory()))
-            network = opened.enter_context(Network([TRAINER, *self.nodes]))
+            cables = self.shape.cables
+            network = opened.enter_context(Network([TRAINER, *self.nodes], cables=cables))
             self.machines = network.machines
             if self.shape.mbit_s:
                 for machine in self.machines.values():
-                    machine.limit_cable(self.shape.mbit_s)
+                    machine.limit_cables(self.shape.mbit_s)
             opened.callback(self._end)
             config = WeightBusConfig(
-                link_timeout_s=LINK_TIMEOUT_S, stage_timeout_s=_PUSHED_S, transport="gloo"
+                link_timeout_s=LINK_TIMEOUT_S,
+                stage_timeout_s=_PUSHED_S,
+                transport="gloo",
+                interfaces=self.machines[TRAINER].interfaces if cables > 1 else (),
             )
             self._start(TRAINER, processes.run_bus, self._bus_path, config)
             for rank in range(RANKS):

@@ -7,9 +7,8 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
-import psutil
-
 from services.disk import free_bytes, write_problem
+from services.memory import free_memory
 from services.protocol.errors import InvalidInput, NotReady
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -78,16 +77,3 @@ def check_folder(folder: str | Path, needed_mib: int, purpose: str) -> None:
     free = free_bytes(folder) // MIB
     if free < needed_mib:
         raise InvalidInput("folder", str(folder), f"{free} MiB free: {needs}")
-
-
-def free_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> float:
-    """Bytes that can be used without swapping, within the container's limit."""
-    free = float(psutil.virtual_memory().available)
-    try:
-        limit = int((cgroup / "memory.max").read_text())  # `max` where there is none
-        used = int((cgroup / "memory.current").read_text())
-        stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-    except (OSError, ValueError):
-        return free
-    # Cached files that can be dropped count as free.
-    return min(free, float(limit - used + int(stat.get("inactive_file", 0))))

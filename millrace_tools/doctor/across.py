@@ -62,5 +62,15 @@ def clocks(nodes: Sequence[Node]) -> Finding:
     return good(f"within {skew:.3f} s of each other")
 
 
-CHECKS = {"nodes": answers, "versions": versions, "clocks": clocks}
+def interfaces(nodes: Sequence[Node]) -> Finding:
+    """Network interfaces that `weight_bus.interfaces` can name."""
+    found = [set(node.machine.gpus.interfaces) for node in nodes if node.machine is not None]
+    shared = set.intersection(*found) - {"lo"} if found else set()
+    if len(found) > 1 and not shared:
+        fix = "weight_bus.interfaces cannot be set, and each node uses its address: rename them."
+        return note("no name is the same on all nodes", fix)
+    return good(f"on all nodes: {', '.join(sorted(shared)) or 'none but loopback'}")
+
+
+CHECKS = {"nodes": answers, "versions": versions, "clocks": clocks, "interfaces": interfaces}
 """Every check of a whole cluster."""

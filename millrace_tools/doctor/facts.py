@@ -56,7 +56,7 @@ class Gpus:
             `SYS`, ...
         rdma: active ports of RDMA devices, such as `mlx5_0/1`.
         inactive_rdma: the other ports.
-        interfaces: names of network interfaces.
+        interfaces: names of network interfaces that have an address.
         nccl: environment variables of NCCL.
     """
 

@@ -2,11 +2,11 @@
 
 import os
 import re
-import socket
 import subprocess
 from pathlib import Path
 
 from millrace_tools.doctor.facts import Gpu, Gpus
+from services.transport.network_interfaces import network_interfaces
 
 _SMI_S = 20.0
 _QUERY = "--query-gpu=name,memory.total,memory.used,driver_version"
@@ -30,7 +30,7 @@ def gpus() -> Gpus:
         links=read_links(topology),
         rdma=active,
         inactive_rdma=inactive,
-        interfaces=tuple(name for _, name in socket.if_nameindex()),
+        interfaces=network_interfaces(),
         nccl=tuple(sorted((k, v) for k, v in os.environ.items() if k.startswith("NCCL_"))),
     )
 

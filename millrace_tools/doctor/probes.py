@@ -14,7 +14,6 @@ from pathlib import Path
 import psutil
 from packaging.requirements import Requirement
 
-from millrace_tools.capacity.machine import free_memory
 from millrace_tools.cluster.leftovers import forgotten_segments
 from millrace_tools.doctor.facts import (
     Clock,
@@ -29,6 +28,7 @@ from millrace_tools.doctor.facts import (
 from millrace_tools.doctor.gpu_probe import gpus
 from services.disk import write_problem
 from services.file_system import FileSystem
+from services.memory import free_memory
 from services.open_files import most_open_files, open_files
 from services.reward_service.config import cores_here
 from services.reward_service.isolation.bubblewrap import NoBubblewrap
@@ -53,7 +53,7 @@ def observe(runs: str = ".") -> Machine:
         python=platform.python_version(),
         cores=cores_here(),
         load=os.getloadavg()[0] * cores_here() / (os.cpu_count() or 1),
-        memory_free=int(free_memory()),
+        memory_free=free_memory(),
         packages=packages(),
         sandbox=asyncio.run(sandbox()),
         gpus=gpus(),

@@ -9,11 +9,11 @@ import os
 import time
 from typing import Any
 
-import psutil
 import ray
 from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
 
+from services.memory import free_memory
 from services.observability.garbage import heavy_imports
 from services.open_files import raise_open_files
 from services.peers import bus_peer
@@ -42,7 +42,7 @@ class RolloutServer:
         began_at = time.monotonic()
         raise_open_files()
         check_model(config)
-        check_memory(config, available_bytes=psutil.virtual_memory().available)
+        check_memory(config, available_bytes=free_memory())
         os.environ.update(environment(config))
         # Heavy, and only after the environment is set: Serve imports this module wherever
         # the application is built.

@@ -29,9 +29,11 @@ from services.rollout_server.engine.vllm_patches.version_spans import put_spans_
 from services.rollout_server.http.http_server import HttpServer
 from services.rollout_server.weights.canary import CanaryProver
 from services.rollout_server.weights.engine_loader import EngineLoader
+from services.rollout_server.weights.own_model import OwnModel
 from services.shared_devices import SharedDevices
 from services.side_by_side import cancel
 from services.transport.base_digest import base_digest
+from services.transport.network_interfaces import network_interfaces
 from services.transport.receiver import VersionReceiver
 from services.transport.shared_memory import memory_domain
 
@@ -129,6 +131,9 @@ class RolloutReplica:
             adapter=await self._adapted(self._engine),
             in_flight=self._config.in_flight,
             commit_timeout_s=self._config.commit_timeout_s,
+            own_model=OwnModel(
+                dtype=self._config.dtype, vocabulary=engine_config.model_config.get_vocab_size()
+            ),
         )
         self._longest_commit_s = loader.longest_commit_s
         prover = CanaryProver(self._engine, timeout_s=self._config.canary_timeout_s)
@@ -222,4 +227,5 @@ class RolloutReplica:
             has_gpu=self._config.device == "cuda",
             held=self._loader.held if self._loader is not None else Hold.NONE,
             devices=self._devices.names if self._devices is not None else (),
+            interfaces=network_interfaces(),
         )

@@ -49,9 +49,9 @@ class GlooLink:
 
         Args:
             link: whom to meet, where, and the deadline of every operation.
-            address: this node's address. Gloo's default looks the host name up, which
-                fails on some machines and on others finds an address that no other node
-                can reach.
+            address: this node's address, unless the link names an interface. Gloo's default
+                looks the host name up, which fails on some machines and on others finds an
+                address that no other node can reach.
             member: 0 for the sender, `1 + i` for engine worker i.
         """
         self.link = link
@@ -77,7 +77,7 @@ class GlooLink:
                 Rendezvous(client, self.link.prefix, self.link.timeout_s),
                 self._member,
                 self.link.world_size,
-                gloo_options(self._address, self._timeout),
+                gloo_options(self._address, self._timeout, self.link.interface),
             )
         except RuntimeError as error:
             if client is not None:
@@ -107,7 +107,8 @@ class GlooLink:
         """
         sent = 0
         try:
-            for bucket in range(self._asked_for(source.version), source.bucket_count):
+            first = self._asked_for(source.version)
+            for bucket in range(first, source.bucket_count, self.link.stripes):
                 encoded = NOT_YET
                 while encoded.kind is Kind.WAIT:
                     if cancelled():
@@ -122,7 +123,7 @@ class GlooLink:
         return sent
 
     def ask(self, version: int, bucket: int) -> None:
-        """Ask the sender for a version from this bucket on; what came before is here already.
+        """Ask the sender for a version from this bucket on, in the steps of the link's stripes.
 
         Raises:
             RuntimeError: the sender is gone or missed the deadline.
@@ -132,7 +133,7 @@ class GlooLink:
     def _asked_for(self, version: int) -> int:
         """The first bucket that the receiver lacks of the version."""
         if self.link.world_size == 1:
-            return 0
+            return self.link.stripe
         numbers = torch.empty(3, dtype=torch.int64)
         self._pass(numbers, _RECEIVER)
         magic, asked, bucket = numbers.tolist()
@@ -224,13 +225,14 @@ class GlooLink:
         self._group.broadcast([tensor], options).wait()
 
 
-def gloo_options(address: str, timeout: timedelta) -> Any:
-    """Options that bind Gloo to `address`.
+def gloo_options(address: str, timeout: timedelta, interface: str = "") -> Any:
+    """Options that bind Gloo to `address`, or to that of an interface of this node.
 
     The options class is not public, but it is the only way to choose the address of one
     group.
     """
     options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._devices = [ProcessGroupGloo.create_device(hostname=address)]
+    given = {"interface": interface} if interface else {"hostname": address}
+    options._devices = [ProcessGroupGloo.create_device(**given)]
     options._timeout = timeout
     return options

@@ -5,6 +5,8 @@ import asyncio
 import torch
 
 from services.changes import Changes
+from services.memory import free_memory
+from services.protocol.errors import InvalidInput
 from services.protocol.weights.place import Place
 from services.protocol.weights.weight_bus import Link, SendWeights, StageWeights
 from services.protocol.weights.weights import WeightManifest
@@ -14,6 +16,8 @@ from services.transport.peer_sender import PeerSender
 from services.transport.shared_memory import SharedBuffer
 from services.transport.staged_version import StagedVersion
 from services.transport.version_bytes import block_bytes
+
+_MIB = 1 << 20
 
 
 class VersionReceiver:
@@ -71,6 +75,7 @@ class VersionReceiver:
 
         Raises:
             ValueError: links and manifest do not fit together, or the base is not here.
+            InvalidInput: the node has not memory enough for the version.
             StageFailed: a link broke, a deadline passed or bytes were not the manifest's. What
                 has arrived stays for the next attempt.
         """
@@ -182,6 +187,8 @@ class VersionReceiver:
             self._spare, self._copy = self._copy.buffer, None
         buffer, self._spare = self._spare, None
         if buffer is None or len(buffer.bytes) != size:
+            buffer = None  # gives the memory back
+            _check_free(size)
             buffer = SharedBuffer(size)
         self._staged = StagedVersion(manifest, buffer, base=base)
         self._changes.notify()
@@ -207,3 +214,14 @@ class VersionReceiver:
             opened.open()
             self._links[link.prefix] = opened
         return opened
+
+
+def _check_free(needed: int) -> None:
+    """Refuse a version for which the kernel would end a process of this node half-way."""
+    free = free_memory()
+    if needed > free:
+        fix = (
+            f"A version takes {needed / _MIB:.0f} MiB of shared memory: free some on this node, "
+            "lower rollout_server.kv_cache_gb, or use nodes with more."
+        )
+        raise InvalidInput("memory", f"{free / _MIB:.0f} MiB free", fix)

@@ -24,11 +24,11 @@ class StageFailed(RuntimeError):
 
 
 class StagedVersion:
-    """Full tensors of one version, filled by one thread per trainer rank.
+    """Full tensors of one version, filled by one thread per link.
 
-    Each thread owns the rank's dim-0 range of every tensor, so the threads never write to
-    the same element. An attempt that fails leaves the buckets that have arrived, and the next
-    one goes on behind them. Others can be sent a bucket as soon as it is here.
+    Each thread owns a trainer rank's dim-0 range of the tensors in the buckets of its stripe, so
+    the threads never write to the same element. An attempt that fails leaves the buckets that have
+    arrived, and the next one goes on behind them. Others can be sent a bucket once it is here.
 
     Attributes:
         manifest: the version.
@@ -57,7 +57,7 @@ class StagedVersion:
             raise ValueError("the version has other tensors or buckets than its base")
         self.manifest, self.buffer, self._base = manifest, buffer, base
         self.bytes = VersionBytes(manifest, buffer.bytes[: block_bytes(manifest)])
-        self._arrived = [0] * manifest.world_size
+        self._arrived: list[set[int]] = [set() for _ in range(manifest.world_size)]
         self._changes: dict[tuple[int, int], Encoded] = {}
         self._moved = threading.Condition()
         self._writing = [threading.Lock() for _ in self._arrived]
@@ -72,13 +72,13 @@ class StagedVersion:
     @property
     def complete(self) -> bool:
         """Every byte of every rank is here and its digest is right."""
-        return all(count == len(self.manifest.buckets) for count in self._arrived)
+        return all(len(here) == len(self.manifest.buckets) for here in self._arrived)
 
     def receive(self, links: tuple[Link, ...], open_link: OpenLink) -> Future[float]:
         """Begin an attempt: receive what is not here yet.
 
         Args:
-            links: one per trainer rank, in rank order.
+            links: those of every trainer rank, in rank order.
             open_link: called in the receiving threads.
 
         Returns:
@@ -87,8 +87,10 @@ class StagedVersion:
         Raises:
             ValueError: the links do not match the manifest's ranks.
         """
-        if len(links) != self.manifest.world_size:
-            raise ValueError(f"{len(links)} links for {self.manifest.world_size} trainer ranks")
+        ranks, stripes = self.manifest.world_size, links[0].stripes if links else 1
+        given = [(link.trainer_rank, link.stripe, link.stripes) for link in links]
+        if given != [(rank, one, stripes) for rank in range(ranks) for one in range(stripes)]:
+            raise ValueError(f"{len(links)} links for {ranks} trainer ranks")
         attempt = self._attempt = Future()
         attempt.set_running_or_notify_cancel()  # a waiter that is cancelled cancels nothing here
         began = time.monotonic()
@@ -137,11 +139,11 @@ class StagedVersion:
         """
         with self._moved:
             self._moved.wait_for(
-                lambda: self._retired or self._arrived[rank] > bucket, timeout=timeout_s
+                lambda: self._retired or bucket in self._arrived[rank], timeout=timeout_s
             )
             if self._retired:
                 raise LinkBroken("superseded")
-            if self._arrived[rank] <= bucket:
+            if bucket not in self._arrived[rank]:
                 return NOT_YET
         changed = self._changes.get((rank, bucket))
         if changed is not None and changed.base == base:
@@ -162,9 +164,11 @@ class StagedVersion:
         opened: GlooLink | None = None
         try:
             opened = open_link(link)
-            first = self._arrived[link.trainer_rank]
+            here, first = self._arrived[link.trainer_rank], link.stripe
+            while first in here:
+                first += link.stripes
             opened.ask(self.manifest.version, first)
-            for bucket in range(first, len(self.manifest.buckets)):
+            for bucket in range(first, len(self.manifest.buckets), link.stripes):
                 self._receive_bucket(opened, link.trainer_rank, bucket, attempt)
         # Edge of the thread: every error becomes the receiver's vote.
         except Exception as error:  # noqa: BLE001
@@ -203,7 +207,7 @@ class StagedVersion:
             raise ValueError(f"digest of bucket {bucket} is not the manifest's")
         with self._moved:
             if not attempt.done():
-                self._arrived[rank] = bucket + 1
+                self._arrived[rank].add(bucket)
                 self._moved.notify_all()
 
     def _old_bytes(self, encoded: Encoded, rank: int, bucket: int) -> Tensor:

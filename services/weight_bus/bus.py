@@ -28,6 +28,7 @@ from services.weight_bus.control import Control
 from services.weight_bus.delivery.canary_gaps import GoodGaps
 from services.weight_bus.delivery.delivery import Delivery
 from services.weight_bus.delivery.delivery_context import DeliveryContext
+from services.weight_bus.delivery.interfaces import check_all_interfaces
 from services.weight_bus.lending import Lending
 from services.weight_bus.mailbox import Mailbox
 from services.weight_bus.members.relays import Relays
@@ -198,6 +199,7 @@ class Bus:
         try:
             self._trainers.check_publisher(group)
             self._replicas.check_publish(manifest, again=self._manifest is None)
+            check_all_interfaces(self._context)
         except InvalidInput as refusal:
             BusMetrics.refusals.inc(tags={"what": f"publish_{refusal.field}"})
             log.warning("publish refused", version=manifest.version, why=str(refusal))

@@ -24,10 +24,13 @@ class WeightBusConfig(StrictModel):
         relays: one process on each node with replicas receives each version once, passes it on to
             the next node while it receives, and holds it for all engines of its node; False:
             every replica receives by itself.
-        transport: how bytes reach a relay or a replica: "gloo" over TCP, "nccl" between GPUs,
-            "shared_memory" within a node; "auto": shared memory where trainer rank and
-            replica can read each other's, else NCCL where both have a GPU, else TCP, and TCP
-            after a failure.
+        transport: how bytes reach a relay or a replica: "gloo" over TCP, "nccl" between GPUs of
+            different machines (with `relays: false`, for a relay has no GPU), "shared_memory"
+            within a node; "auto": shared memory where trainer rank and receiver can read each
+            other's, else NCCL where both have a GPU, else TCP, and TCP after a failure.
+        interfaces: network interfaces that links take in turn, on both ends; every node with a
+            trainer rank or a rollout server has all of them, each in a subnet of its own. Empty:
+            the address under which Ray knows the node.
         delta_anchor_every: send only what changed to replicas that keep a copy, and
             everything with every version that this divides; 0: always everything. It pays
             where the wire is slow: finding the changes costs about 1 GB/s and thread.
@@ -55,6 +58,7 @@ class WeightBusConfig(StrictModel):
     commit_margin_s: float = Field(default=30.0, gt=0)
     relays: bool = True
     transport: Literal["auto", "gloo", "nccl", "shared_memory"] = "auto"
+    interfaces: tuple[str, ...] = ()
     delta_anchor_every: int = Field(default=0, ge=0)
     commit: Literal["rolling", "barrier"] = "rolling"
     canary_max_gap: float | None = Field(default=None, gt=0)
@@ -74,4 +78,15 @@ class WeightBusConfig(StrictModel):
                 "Use poll_s < heartbeat_timeout_s <= dead_after_s < forget_after_s; "
                 f"these are {poll:g}, {heartbeat:g}, {dead:g} and {forget:g} s"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _links_can_be_made(self) -> Self:
+        if self.transport == "nccl" and self.relays:
+            raise ValueError(
+                "transport: nccl passes bytes between GPUs, and relays hold versions in host "
+                "memory; set relays: false too, or leave transport at auto"
+            )
+        if "" in self.interfaces or len(set(self.interfaces)) < len(self.interfaces):
+            raise ValueError(f"interfaces: {list(self.interfaces)} must be different names")
         return self

@@ -57,16 +57,6 @@ def test_this_machine_has_some_memory() -> None:
     check_memory(0.01)
 
 
-def test_a_containers_own_limit_counts(tmp_path: Path) -> None:
-    (tmp_path / "memory.max").write_text("4000\n")
-    (tmp_path / "memory.current").write_text("3000\n")
-    (tmp_path / "memory.stat").write_text("anon 2500\ninactive_file 400\n")
-    assert machine.free_memory(tmp_path) == 1400
-    (tmp_path / "memory.max").write_text("max\n")
-    assert machine.free_memory(tmp_path) > 1400
-    assert machine.free_memory(tmp_path / "none") > 1400
-
-
 def test_a_temporary_folder_that_cannot_be_written_is_named_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

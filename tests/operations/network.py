@@ -1,4 +1,4 @@
-"""Machines that are alone but for one cable: namespaces of this kernel, joined by a bridge.
+"""Machines that are alone but for their cables: namespaces of this kernel, joined by bridges.
 
 Each machine has a network, a process table, a host name and a disk of its own: a folder that has
 the same path everywhere and another content. The bridge lies in a namespace of its own too, so
@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any, Self
 
 CLONE_NEWNET = 0x40000000
-PREFIX = "10.213.77"
+PREFIX = "10.213"
 """Nobody else sees these addresses, so they need not be free on the host."""
+_FIRST = 77  # subnet of the first cables
 
 _STARTED_S = 20.0
 
@@ -92,48 +93,64 @@ class Space:
 
 
 class Machine(Space):
-    """A space with an address.
+    """A space with a cable to each bridge, in a subnet of its own.
 
     Attributes:
-        address: its only one but loopback.
+        address: of its first cable.
+        interfaces: `eth0`, and so on: the ends of the cables here.
     """
 
-    def __init__(self, name: str, disk: Path, address: str, bridge: Space) -> None:
+    def __init__(self, name: str, disk: Path, number: int, bridge: Space, cables: int = 1) -> None:
         super().__init__(name, disk)
-        self.address, self._bridge = address, bridge
-        cable = ["type", "veth", "peer", "name", "eth0", "netns", str(self.pid)]
-        bridge.ip("link", "add", "name", name, *cable)
-        bridge.ip("link", "set", name, "master", "bridge0", "up")
-        self.ip("address", "add", f"{address}/24", "dev", "eth0")
-        self.ip("link", "set", "eth0", "up")
+        self.address, self._bridge = f"{PREFIX}.{_FIRST}.{number}", bridge
+        self.interfaces = tuple(f"eth{cable}" for cable in range(cables))
+        for cable, interface in enumerate(self.interfaces):
+            there = self._at_bridge(cable)
+            ends = ["type", "veth", "peer", "name", interface, "netns", str(self.pid)]
+            bridge.ip("link", "add", "name", there, *ends)
+            bridge.ip("link", "set", there, "master", f"bridge{cable}", "up")
+            address = f"{PREFIX}.{_FIRST + cable}.{number}"
+            self.ip("address", "add", f"{address}/24", "dev", interface)
+            self.ip("link", "set", interface, "up")
+
+    def _at_bridge(self, cable: int) -> str:
+        return f"{self.name}.{cable}"
 
     @property
     def received(self) -> int:
-        """Bytes that came over the cable."""
-        return self._counted(0)
+        """Bytes that came over all cables."""
+        return sum(self._counted(0).values())
 
     @property
     def sent(self) -> int:
-        """Bytes that left over the cable."""
+        """Bytes that left over all cables."""
+        return sum(self.sent_by_interface.values())
+
+    @property
+    def sent_by_interface(self) -> dict[str, int]:
+        """Bytes that left over each cable."""
         return self._counted(8)
 
-    def _counted(self, column: int) -> int:
+    def _counted(self, column: int) -> dict[str, int]:
         lines = Path(f"/proc/{self.pid}/net/dev").read_text().splitlines()
-        (line,) = (line for line in lines if line.strip().startswith("eth0:"))
-        return int(line.partition(":")[2].split()[column])
+        counts = {name.strip(): rest.split() for name, _, rest in (x.partition(":") for x in lines)}
+        return {interface: int(counts[interface][column]) for interface in self.interfaces}
 
-    def limit_cable(self, mbit_s: float) -> None:
-        """Let the cable carry no more in each direction."""
-        self.limit("eth0", mbit_s)
-        self._bridge.limit(self.name, mbit_s)
+    def limit_cables(self, mbit_s: float) -> None:
+        """Let each cable carry no more in each direction."""
+        for cable, interface in enumerate(self.interfaces):
+            self.limit(interface, mbit_s)
+            self._bridge.limit(self._at_bridge(cable), mbit_s)
 
     def cut(self) -> None:
-        """Pull the cable at the bridge: nothing arrives any more, and nobody is told."""
-        self._bridge.ip("link", "set", self.name, "nomaster")
+        """Pull the cables at their bridges: nothing arrives any more, and nobody is told."""
+        for cable, _ in enumerate(self.interfaces):
+            self._bridge.ip("link", "set", self._at_bridge(cable), "nomaster")
 
     def heal(self) -> None:
-        """Plug it in again."""
-        self._bridge.ip("link", "set", self.name, "master", "bridge0")
+        """Plug them in again."""
+        for cable, _ in enumerate(self.interfaces):
+            self._bridge.ip("link", "set", self._at_bridge(cable), "master", f"bridge{cable}")
 
     @contextlib.contextmanager
     def network(self) -> Iterator[None]:
@@ -148,15 +165,15 @@ class Machine(Space):
 
 
 class Network:
-    """Machines on one bridge; a context manager that leaves nothing behind.
+    """Machines on bridges; a context manager that leaves nothing behind.
 
     Attributes:
         disk: where every machine has its own disk; short, for the paths of sockets.
         machines: by name.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names = names
+    def __init__(self, names: Sequence[str], *, cables: int = 1) -> None:
+        self._names, self._cables = names, cables
         self.disk = Path()
         self.machines: Mapping[str, Machine] = {}
 
@@ -166,10 +183,11 @@ class Network:
         self._everything.callback(self.disk.rmdir)  # of the host, where it stays empty
         try:
             bridge = self._opened(Space("bridge", self.disk))
-            bridge.ip("link", "add", "name", "bridge0", "type", "bridge")
-            bridge.ip("link", "set", "bridge0", "up")
+            for cable in range(self._cables):
+                bridge.ip("link", "add", "name", f"bridge{cable}", "type", "bridge")
+                bridge.ip("link", "set", f"bridge{cable}", "up")
             self.machines = {
-                name: self._opened(Machine(name, self.disk, f"{PREFIX}.{number}", bridge))
+                name: self._opened(Machine(name, self.disk, number, bridge, self._cables))
                 for number, name in enumerate(self._names, 1)
             }
         except BaseException:

@@ -7,9 +7,12 @@ import pytest
 
 from services.protocol.weights.place import Place
 from services.protocol.weights.weight_bus import StageWeights
-from services.protocol.weights.weights import WeightManifest
+from services.protocol.weights.weights import Dtype, TensorSpec, WeightManifest
 from services.rollout_server.weights import engine_loader
-from services.rollout_server.weights.engine_loader import EngineLoader, NothingStaged
+from services.rollout_server.weights.engine_loader import EngineLoader, NothingStaged, OtherModel
+from services.rollout_server.weights.own_model import OwnModel
+
+PLACE = Place(pid=1, fd=2, inode=3, offset=0)
 
 
 class ScriptedEngine:
@@ -60,11 +63,15 @@ class ScriptedReceiver:
 
     copy = None
 
+    def __init__(self) -> None:
+        self.received: list[StageWeights] = []
+
     async def receive(self, order: StageWeights) -> float:
+        self.received.append(order)
         return 0.1
 
     def staged_at(self) -> Place:
-        return Place(pid=1, fd=2, inode=3, offset=0)
+        return PLACE
 
     def keep(self) -> None:
         pass
@@ -198,3 +205,36 @@ async def test_a_distrusted_version_is_not_claimed_until_a_commit() -> None:
     await stage(one, engine, 4)
     await one.commit(4)
     assert one.committed_version == 4
+
+
+@pytest.mark.parametrize(
+    ("dtype", "vocabulary", "problem"),
+    [
+        (Dtype.BFLOAT16, 272, "is bfloat16, but this replica computes in float32; rollout_server"),
+        (Dtype.FLOAT32, 300, "has 300 rows, but the model here has 272 tokens; rollout_server"),
+    ],
+)
+async def test_a_first_version_of_another_dtype_or_vocabulary_is_refused_before_its_first_byte(
+    dtype: Dtype, vocabulary: int, problem: str
+) -> None:
+    engine, receiver = ScriptedEngine(), ScriptedReceiver()
+    one = EngineLoader(
+        engine,  # type: ignore[arg-type]
+        receiver,  # type: ignore[arg-type]
+        in_flight="keep",
+        commit_timeout_s=5.0,
+        own_model=OwnModel(dtype="float32", vocabulary=272),
+    )
+    for name, place in (("model.embed_tokens.weight", None), ("lm_head.weight", PLACE)):
+        spec = TensorSpec(
+            name=name, dtype=dtype, shape=(vocabulary, 4), shard_numels=(vocabulary * 4,)
+        )
+        manifest = WeightManifest(
+            version=1, train_step=1, tensors=(spec,), buckets=((0, 1),), digests=(("0",),)
+        )
+        with pytest.raises(OtherModel, match=f"tensors: {name} {problem}"):
+            await one.stage(StageWeights(manifest=manifest, place=place))
+    assert engine.calls == []
+    assert receiver.received == []
+    await stage(one, engine, 2)
+    await one.commit(2)

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 import pytest
@@ -55,6 +55,8 @@ class Sender:
         epoch: str,
         target_bytes: int = 16384,
         adapter: Adapter | None = None,
+        *,
+        stripes: int = 1,
     ) -> tuple[StageWeights, list[list[torch.Tensor]]]:
         """The order a bus would give, and each rank's payload per bucket."""
         specs, shards = [], []
@@ -82,7 +84,11 @@ class Sender:
             digests=tuple(tuple(digest([p]) for p in rank) for rank in payloads),
             adapter=adapter,
         )
-        links = tuple(self.link(rank, epoch) for rank in range(self.world_size))
+        links = tuple(
+            replace(self.link(rank, f"{epoch}.{stripe}"), stripe=stripe, stripes=stripes)
+            for rank in range(self.world_size)
+            for stripe in range(stripes)
+        )
         return StageWeights(manifest=manifest, links=links), payloads
 
     def link(self, rank: int, epoch: str) -> Link:
@@ -148,7 +154,7 @@ class Sender:
         _broadcast(group, asked, source=1)
         assert asked.tolist()[:2] == [MAGIC, order.manifest.version]
         self.asked.append(int(asked[2]))
-        for bucket, payload in list(enumerate(payloads))[int(asked[2]) :]:
+        for bucket, payload in list(enumerate(payloads))[int(asked[2]) :: link.stripes]:
             before_bucket(bucket)
             if fault.die_before_bucket == bucket:
                 self.groups.pop(link.prefix)

@@ -1,11 +1,14 @@
 """Buckets over real Gloo links."""
 
 import hashlib
+import socket
 import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +18,7 @@ from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, T
 from services.protocol.weights.weight_bus import Link
 from services.transport.bucket import FIELDS, MAGIC, Encoded, Kind, whole
 from services.transport.gloo import GlooLink, LinkBroken, gloo_options
+from services.transport.network_interfaces import network_interfaces
 
 HOST = "127.0.0.1"
 
@@ -185,3 +189,35 @@ def test_a_send_that_is_called_off_ends_between_buckets(store) -> None:
         sending.send(make_source(1, [10, 10]), None, cancelled=lambda: next(answers))
     receiver.join(300)
     assert len(receiver.headers) == 1
+
+
+def test_both_ends_of_a_link_use_the_interface_that_it_names(store) -> None:
+    link = replace(make_link(store), interface="lo")
+    receiver = Receiver(store, link, versions={7: 1})
+    receiver.start()
+    sending = GlooLink(link, "192.0.2.1")  # of no machine
+    sending.open()
+    assert sending.send(make_source(7, [1000]), None) == 1000
+    receiver.join(300)
+
+
+def test_an_interface_that_has_gone_breaks_the_link_by_name(store) -> None:
+    gone = GlooLink(replace(make_link(store), interface="eth99"), HOST)
+    with pytest.raises(LinkBroken, match="eth99"):
+        gone.open()
+
+
+def test_the_interfaces_of_a_node_are_those_with_an_address_that_others_can_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def address(family: int, text: str) -> SimpleNamespace:
+        return SimpleNamespace(family=family, address=text)
+
+    found = {
+        "eth1": [address(socket.AF_INET6, "fe80::1%eth1"), address(socket.AF_INET, "10.0.1.2")],
+        "eth0": [address(socket.AF_INET6, "2001:db8::7")],
+        "veth7": [address(socket.AF_INET6, "fe80::2%veth7")],
+        "dummy0": [address(socket.AF_PACKET, "02:00:00:00:00:01")],
+    }
+    monkeypatch.setattr("psutil.net_if_addrs", lambda: found)
+    assert network_interfaces() == ("eth0", "eth1")

@@ -1,5 +1,7 @@
 """The link between GPUs over a fake of CUDA and NCCL."""
 
+import asyncio
+import contextlib
 import os
 import threading
 from collections.abc import Iterator
@@ -14,9 +16,12 @@ from services.protocol.weights.weight_bus import Link, Transport
 from services.transport import links, nccl
 from services.transport.gloo import GlooLink, LinkBroken
 from services.transport.nccl import NcclLink
+from services.transport.receiver import VersionReceiver
+from services.transport.staged_version import StageFailed
 
 from .fake_nccl import FakeCuda, FakeNccl
-from .test_gloo import HOST, make_link, make_source
+from .sender import Sender
+from .test_gloo import HOST, Source, make_link, make_source
 
 WAIT_S = 300.0
 
@@ -95,6 +100,51 @@ def test_a_transfer_that_hangs_breaks_the_link_and_ends_no_process(
     assert all(group.aborted.is_set() for group in fake.made)
     assert all(group.options._timeout.days >= 1 for group in fake.made)
     assert fake.ended == []
+
+
+async def test_a_failure_costs_one_attempt_which_tcp_makes_good_and_the_next_version_takes_nccl(
+    fake: FakeNccl, sender: Sender
+) -> None:
+    """Both real ends, as the bus orders them: see `test_route` for its side."""
+    receiver = VersionReceiver(HOST, device=torch.device("cuda", 1))
+
+    async def push(version: int, attempt: str, transport: Transport) -> None:
+        tensors = {f"t{index}": torch.full((8,), float(version)) for index in range(4)}
+        order, payloads = sender.order(tensors, version, attempt, target_bytes=16)
+        given = tuple(replace(one, transport=transport, timeout_s=1.0) for one in order.links)
+        ends = []
+        for link, buckets in zip(given, payloads, strict=True):
+            end = links.make_link(link, HOST, 0, torch.device("cuda", link.trainer_rank))
+            args = (end, Source(version, tuple(buckets)))
+            ends.append(threading.Thread(target=_send, args=args))
+            ends[-1].start()
+        try:
+            async with asyncio.timeout(WAIT_S):
+                await receiver.receive(replace(order, links=given))
+        finally:
+            for one in ends:
+                await asyncio.to_thread(one.join, WAIT_S)
+
+    await push(1, "a", Transport.NCCL)
+    receiver.keep()
+    fake.hangs = True
+    with pytest.raises(StageFailed, match=r"no transfer in 1 s|Connection closed"):
+        await push(2, "b", Transport.NCCL)
+    made = len(fake.made)
+    await push(2, "c", Transport.GLOO)
+    receiver.keep()
+    assert len(fake.made) == made, "TCP needs no communicator"
+    fake.hangs = False
+    await push(3, "d", Transport.NCCL)
+    assert len(fake.made) > made
+    assert (fake.ended, len({one.options._timeout for one in fake.made})) == ([], 1)
+
+
+def _send(end: GlooLink, source: Source) -> None:
+    with contextlib.suppress(LinkBroken):
+        end.open()
+        end.send(source, None)
+    end.close()
 
 
 def test_groups_of_torchs_own_keep_their_watchdog(

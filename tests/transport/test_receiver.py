@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from services.protocol.errors import InvalidInput
 from services.protocol.weights.weight_bus import SendWeights
 from services.transport.bucket import Kind
 from services.transport.gloo import LinkBroken
@@ -197,6 +198,63 @@ async def test_a_second_attempt_goes_on_behind_what_has_arrived(sender: Sender) 
     sender.send(again, payloads)
     await receiver.receive(again)
     assert max(sender.asked) >= 1, "the first bucket was not sent again"
+
+
+async def test_several_links_of_a_rank_divide_its_buckets_and_another_number_goes_on_behind_them(
+    sender: Sender,
+) -> None:
+    receiver, onward = VersionReceiver(HOST, keeps_copy=True, shared=True), VersionReceiver(HOST)
+    given = {f"t{index}.weight": torch.full((8,), float(index)) for index in range(7)}
+    order, payloads = sender.order(given, 3, "a", target_bytes=16, stripes=3)
+    assert [(link.trainer_rank, link.stripe) for link in order.links] == [
+        (rank, stripe) for rank in range(2) for stripe in range(3)
+    ]
+    sender.send(order, payloads, Fault(corrupt_bucket=4))
+    with pytest.raises(StageFailed, match="digest of bucket 4"):
+        await receiver.receive(order)
+    await asyncio.to_thread(sender.join)
+    sender.groups.clear()
+    again, payloads = sender.order(given, 3, "b", target_bytes=16, stripes=2)
+    sender.send(again, payloads)
+    await receiver.receive(again)
+    passed, _ = sender.order(given, 3, "c", target_bytes=16, stripes=2)
+    sends = [receiver.send(SendWeights(version=3, link=link)) for link in passed.links]
+    _, *sent = await asyncio.gather(onward.receive(passed), *sends)
+    assert sorted(sent) == [48, 48, 64, 64], "four of seven buckets on the first link of each rank"
+    mapped = Mappings().read(onward.staged_at(), block_bytes(passed.manifest))
+    found = dict(VersionBytes(passed.manifest, mapped).named_tensors())
+    assert all(torch.equal(found[name], one) for name, one in given.items())
+
+
+async def test_a_version_that_the_node_has_no_memory_for_is_refused_before_the_first_byte(
+    monkeypatch: pytest.MonkeyPatch, sender: Sender
+) -> None:
+    receiver = VersionReceiver(HOST, keeps_copy=True)
+    await receive(receiver, sender, 3)
+    receiver.keep()
+    monkeypatch.setattr("services.transport.receiver.free_memory", lambda: 300)
+    sender.asked.clear()
+    order, _ = sender.order(tensors(4), 4, "e", target_bytes=64)
+    with pytest.raises(InvalidInput, match=r"0 MiB free.*shared memory") as caught:
+        await receiver.receive(order)
+    assert caught.value.field == "memory"
+    assert sender.asked == []
+    assert receiver.copy is not None
+    assert receiver.copy.version == 3
+    monkeypatch.setattr("services.transport.receiver.free_memory", lambda: 400)
+    await receive(receiver, sender, 4, epoch="f")
+
+
+async def test_a_version_in_place_of_another_needs_no_free_memory(
+    monkeypatch: pytest.MonkeyPatch, sender: Sender
+) -> None:
+    relay = VersionReceiver(HOST, keeps_copy=True, shared=True)
+    await receive(relay, sender, 3)
+    relay.keep()
+    monkeypatch.setattr("services.transport.receiver.free_memory", lambda: 0)
+    order, payloads = sender.order(tensors(4), 4, "e", target_bytes=64)
+    sender.send(order, payloads)
+    await relay.receive(replace(order, in_place=True))
 
 
 async def test_a_version_in_place_of_another_takes_no_more_memory(sender: Sender) -> None:

@@ -77,6 +77,7 @@ class Replica(Endpoint):
     memory_domain = ""
     has_gpu = False
     node_id = ""
+    interfaces: tuple[str, ...] = ()
 
     async def register(self, committed_version: int | None = None) -> None:
         held = manifest(committed_version) if committed_version is not None else None
@@ -87,6 +88,7 @@ class Replica(Endpoint):
             memory_domain=self.memory_domain,
             has_gpu=self.has_gpu,
             node_id=self.node_id,
+            interfaces=self.interfaces,
         )
         await self.bus.register_replica(introduced)
 
@@ -128,7 +130,12 @@ class World:
         self.bus = self._bus()
 
     async def register_trainer(
-        self, group: str = "a", *, memory_domain: str = "", has_gpu: bool = False
+        self,
+        group: str = "a",
+        *,
+        memory_domain: str = "",
+        has_gpu: bool = False,
+        interfaces: tuple[str, ...] = (),
     ) -> list[Endpoint]:
         self.ranks = [Endpoint(self.bus, f"{group}/{rank}") for rank in range(2)]
         for rank, endpoint in enumerate(self.ranks):
@@ -140,6 +147,7 @@ class World:
                     world_size=2,
                     memory_domain=memory_domain,
                     has_gpu=has_gpu,
+                    interfaces=interfaces,
                 )
             )
         return self.ranks
@@ -154,9 +162,10 @@ class World:
         memory_domain: str = "",
         has_gpu: bool = False,
         node_id: str = "",
+        interfaces: tuple[str, ...] = (),
     ) -> Replica:
         endpoint = Replica(self.bus, name)
-        endpoint.node_id = node_id
+        endpoint.node_id, endpoint.interfaces = node_id, interfaces
         endpoint.memory_domain, endpoint.has_gpu = memory_domain, has_gpu
         endpoint.keeps_copy = keeps_copy
         endpoint.commit_timeout_s = commit_timeout_s

@@ -2,11 +2,15 @@
 
 import asyncio
 
+import pytest
+
+from services.observability.metrics import BusMetrics
 from services.protocol.weights.hello import RelayHello
 from services.protocol.weights.place import Place
 from services.protocol.weights.weight_bus import (
     CommitWeights,
     DropLinks,
+    Order,
     Phase,
     SendWeights,
     StageWeights,
@@ -106,6 +110,72 @@ async def test_a_relay_whose_sender_failed_is_fed_by_another(world: World) -> No
     again = await second.receive(StageWeights)
     sends = [await rank.receive(SendWeights) for rank in ranks]
     assert [send.link.prefix for send in sends] == [link.prefix for link in again.links]
+
+
+async def test_a_relay_keeps_a_version_until_the_next_one_has_it_and_then_skips_to_the_newest(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trainer that publishes faster than the network carries must not break the chain."""
+    failed: list[str] = []
+    monkeypatch.setattr(BusMetrics.failures, "inc", lambda tags: failed.append(tags["phase"]))
+    await world.register_trainer()
+    first, second = await relay(world, "n1"), await relay(world, "n2")
+    await world.bus.publish(manifest(0))
+    order, onward = await first.receive(StageWeights), await second.receive(StageWeights)
+    await first.vote(order)
+    for version in range(1, 20):
+        await world.bus.publish(manifest(version))
+    assert [(await first.receive(SendWeights)).version for _ in order.links] == [0, 0]
+    assert (await world.bus.next_orders("n1", first.acknowledged, 0.05)).orders == ()
+    await second.vote(onward)
+    await second.receive(DropLinks)
+    assert (await second.receive(StageWeights)).manifest.version == 19
+    given = [await first.receive(Order) for _ in range(4)]
+    assert [one.manifest.version for one in given if isinstance(one, StageWeights)] == [19]
+    assert [one.version for one in given if isinstance(one, SendWeights)] == [19, 19]
+    assert failed == []
+
+
+async def test_relays_take_the_version_of_the_one_before_them_and_not_a_newer_one(
+    world: World,
+) -> None:
+    await world.register_trainer()
+    first, second, third = [await relay(world, f"n{number}") for number in (1, 2, 3)]
+    await world.bus.publish(manifest(0))
+    orders = [await end.receive(StageWeights) for end in (first, second, third)]
+    for end, order in zip((first, second), orders, strict=False):
+        await end.vote(order)
+        assert [(await end.receive(SendWeights)).version for _ in order.links] == [0, 0]
+    for end in (first, second):
+        await end.receive(DropLinks)
+    await world.bus.publish(manifest(1))
+    assert (await first.receive(StageWeights)).manifest.version == 1
+    await world.bus.publish(manifest(2))
+    await third.vote(orders[2])
+    for end in (second, third):
+        assert (await end.receive(DropLinks)).replica_id == "n3"
+    given = [await second.receive(Order) for _ in range(3)]
+    assert [one.manifest.version for one in given if isinstance(one, StageWeights)] == [1]
+    assert (await third.receive(StageWeights)).manifest.version == 1
+
+
+async def test_a_replica_loads_what_its_relay_holds_though_a_newer_version_is_published(
+    world: World,
+) -> None:
+    await world.register_trainer()
+    node = await relay(world, "n1")
+    replica = await world.replica("r1", memory_domain="n1")
+    await world.bus.publish(manifest(0))
+    order = await node.receive(StageWeights)
+    await world.bus.publish(manifest(1))
+    await node.vote(order)
+    staged = await replica.receive(StageWeights)
+    assert (staged.manifest.version, staged.place) == (0, PLACE)
+    assert not (await node.receive(StageWeights)).in_place, "it is being loaded"
+    await replica.report(Phase.STAGE, 0)
+    await replica.receive(CommitWeights)
+    await replica.committed(0)
+    await world.until(lambda table: table.members[0].committed_version == 0)
 
 
 async def test_a_version_is_not_written_over_what_a_replica_loads(world: World) -> None:

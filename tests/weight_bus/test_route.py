@@ -175,6 +175,16 @@ async def test_gpus_of_different_nodes_use_nccl(world: World) -> None:
     assert transports(await on_cpu.receive(StageWeights)) == {Transport.GLOO}
 
 
+async def test_two_members_that_may_have_one_gpu_do_not_use_nccl(world: World) -> None:
+    """As in two containers of one machine: its boot is the same, its process tables are not."""
+    await world.register_trainer(memory_domain="boot-1/pid:[1]/0", has_gpu=True)
+    here = await world.replica("here", memory_domain="boot-1/pid:[2]/0", has_gpu=True)
+    there = await world.replica("there", memory_domain="boot-2/pid:[1]/0", has_gpu=True)
+    await world.bus.publish(manifest(0))
+    assert transports(await here.receive(StageWeights)) == {Transport.GLOO}
+    assert transports(await there.receive(StageWeights)) == {Transport.NCCL}
+
+
 async def test_unknown_memory_is_nobodys(world: World) -> None:
     await world.register_trainer()
     replica = await world.replica("r")
@@ -182,20 +192,29 @@ async def test_unknown_memory_is_nobodys(world: World) -> None:
     assert transports(await replica.receive(StageWeights)) == {Transport.GLOO}
 
 
-async def test_what_failed_through_memory_is_tried_over_the_wire_and_then_through_memory_again(
-    world: World,
+@pytest.mark.parametrize(
+    ("domain", "has_gpu", "first"),
+    [("node-1", False, Transport.SHARED_MEMORY), ("node-2", True, Transport.NCCL)],
+)
+async def test_what_failed_is_tried_over_tcp_and_the_next_version_goes_the_first_way_again(
+    world: World, domain: str, has_gpu: bool, first: Transport
 ) -> None:
-    await world.register_trainer(memory_domain="node-1")
-    replica = await world.replica("r", memory_domain="node-1")
+    ranks = await world.register_trainer(memory_domain="node-1", has_gpu=has_gpu)
+    replica = await world.replica("r", memory_domain=domain, has_gpu=has_gpu)
     await world.bus.publish(manifest(0))
-    await replica.vote(await replica.receive(StageWeights), error="OSError: may not read")
+    failed = await replica.receive(StageWeights)
+    assert transports(failed) == {first}
+    await replica.vote(failed, error="RuntimeError: no transfer in 20 s")
     await replica.receive(DropLinks)
     order = await replica.receive(StageWeights)
     assert transports(order) == {Transport.GLOO}
+    for rank in ranks:
+        ordered = [await rank.receive(kind) for kind in (SendWeights, DropLinks, SendWeights)]
+        assert [one.link.transport for one in ordered[::2]] == [first, Transport.GLOO]
     await finish(world, replica, order)
     await replica.receive(DropLinks)
     await world.bus.publish(manifest(1))
-    assert transports(await replica.receive(StageWeights)) == {Transport.SHARED_MEMORY}
+    assert transports(await replica.receive(StageWeights)) == {first}
 
 
 async def test_memory_that_can_never_be_read_is_not_tried_for_ever(world: World) -> None:
@@ -207,11 +226,21 @@ async def test_memory_that_can_never_be_read_is_not_tried_for_ever(world: World)
         await replica.receive(DropLinks)
         await finish(world, replica, await replica.receive(StageWeights))
         await replica.receive(DropLinks)
-    for version in (3, 4):
+    for version in range(3, 3 + 33):
         await world.bus.publish(manifest(version))
         order = await replica.receive(StageWeights)
         assert transports(order) == {Transport.GLOO}
         await finish(world, replica, order)
+    await replica.receive(DropLinks)
+    await world.bus.publish(manifest(36))
+    order = await replica.receive(StageWeights)
+    assert transports(order) == {Transport.SHARED_MEMORY}, "it may work by now"
+    await replica.vote(order, error="OSError: may not read")
+    await replica.receive(DropLinks)
+    await finish(world, replica, await replica.receive(StageWeights))
+    await replica.receive(DropLinks)
+    await world.bus.publish(manifest(37))
+    assert transports(await replica.receive(StageWeights)) == {Transport.GLOO}
 
 
 async def test_a_peer_sends_over_the_wire(world: World) -> None:

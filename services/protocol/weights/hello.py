@@ -28,6 +28,7 @@ class ReplicaHello:
         held: why it may not work.
         devices: names on its node of the devices that it shares with ranks of the trainer, one
             for each worker of its engine; empty: it shares none.
+        interfaces: see `TrainerHello`.
     """
 
     replica_id: str
@@ -44,6 +45,7 @@ class ReplicaHello:
     has_gpu: bool = False
     held: Hold = Hold.NONE
     devices: tuple[str, ...] = ()
+    interfaces: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +58,7 @@ class RelayHello:
         memory_domain: see `TrainerHello`.
         copy: manifest of the version that it holds whole, None while there is none.
         place: where the engines of the node find that version's bytes.
+        interfaces: see `TrainerHello`.
     """
 
     relay_id: str
@@ -63,6 +66,7 @@ class RelayHello:
     memory_domain: str
     copy: WeightManifest | None = None
     place: Place | None = None
+    interfaces: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +83,7 @@ class TrainerHello:
         memory_domain: processes with the same name here can read each other's memory; empty:
             no process can.
         has_gpu: the process owns a GPU.
+        interfaces: names of the node's network interfaces that have an address; empty: not known.
     """
 
     member_id: str
@@ -87,3 +92,4 @@ class TrainerHello:
     world_size: int
     memory_domain: str = ""
     has_gpu: bool = False
+    interfaces: tuple[str, ...] = ()

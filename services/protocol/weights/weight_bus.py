@@ -53,7 +53,7 @@ class Transport(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """One trainer rank to one replica: a process group of its own.
+    """One trainer rank, or a stripe of its buckets, to one replica: a process group of its own.
 
     Attributes:
         replica_id: the receiver.
@@ -65,6 +65,9 @@ class Link:
         timeout_s: deadline of every operation on the link, seconds.
         transport: how bytes pass.
         world_size: the sender and its receivers.
+        interface: network interface of both ends; empty: the address of each end's node.
+        stripe: the link carries the buckets whose index is this one modulo `stripes`.
+        stripes: links that carry the buckets of this trainer rank side by side.
     """
 
     replica_id: str
@@ -75,6 +78,9 @@ class Link:
     timeout_s: float
     transport: Transport = Transport.GLOO
     world_size: int = 2
+    interface: str = ""
+    stripe: int = 0
+    stripes: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,8 +105,8 @@ class StageWeights:
 
     Attributes:
         manifest: the version.
-        links: one per trainer rank, in rank order; open those whose prefix is new. Empty: the
-            relay of the replica's node holds the version, checked.
+        links: every stripe of every trainer rank, in rank order; open those whose prefix is new.
+            Empty: the relay of the replica's node holds the version, checked.
         base: version that changes may be sent onto; the receiver refuses if its copy is of
             another one.
         place: where the relay holds the version.

@@ -12,6 +12,7 @@ from services.protocol.weights.replica_control import Hold
 from services.protocol.weights.weight_bus import StageWeights
 from services.protocol.weights.weights import WeightManifest, first_difference
 from services.rollout_server.engine.vllm_patches.engine_pause import pause
+from services.rollout_server.weights.own_model import OwnModel
 from services.transport.receiver import VersionReceiver
 from services.transport.staged_version import StageFailed
 
@@ -61,8 +62,10 @@ class EngineLoader:
         in_flight: str,
         commit_timeout_s: float,
         adapter: "AdapterRequests | None" = None,
+        own_model: OwnModel | None = None,
     ) -> None:
         self._engine, self.receiver, self._adapter = engine, receiver, adapter
+        self._own_model = own_model
         self._mode = {"drain": "wait", "abort": "abort"}.get(in_flight, "keep")
         self._clear_cache = in_flight != "keep_stale"
         self._timeout_s = commit_timeout_s
@@ -139,7 +142,10 @@ class EngineLoader:
                 f"base: the adapter is for weights with digest {manifest.adapter.base}, but those "
                 f"in the model's folder here have {self._adapter.base}; copy the trainer's"
             )
-        if self._loaded is not None and (difference := first_difference(manifest, self._loaded)):
+        difference = self._own_model.difference(manifest) if self._own_model is not None else None
+        if difference is None and self._loaded is not None:
+            difference = first_difference(manifest, self._loaded)
+        if difference is not None:
             raise OtherModel(f"tensors: {difference}")
 
     async def commit(self, version: int) -> float:

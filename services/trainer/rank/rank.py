@@ -120,6 +120,7 @@ class TrainerRank:
         from services.trainer.rank.fault_injector import FaultInjector
         from services.trainer.snapshot.bus_member import BusMember  # imports torch
         from services.transport.links import make_link
+        from services.transport.network_interfaces import network_interfaces
         from services.transport.shared_memory import memory_domain
 
         hello = TrainerHello(
@@ -129,6 +130,7 @@ class TrainerRank:
             world_size=self._config.shards,
             memory_domain=memory_domain(),
             has_gpu=self._config.device == "cuda",
+            interfaces=network_interfaces(),
         )
         link_factory: Callable[[Link, str], GlooLink] = partial(
             make_link, device=self._loaded().gpu

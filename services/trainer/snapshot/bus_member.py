@@ -110,8 +110,12 @@ class BusMember:
         link = order.link
         outlet = self._outlets.get(link.prefix)
         if outlet is None:
-            # A replica has one link; a new prefix means that the bus gave up the one before.
-            self._drop(lambda earlier: earlier.replica_id == link.replica_id)
+            # A new prefix means that the bus gave up the link before.
+            self._drop(
+                lambda earlier: (
+                    (earlier.replica_id, earlier.stripe) == (link.replica_id, link.stripe)
+                )
+            )
             outlet = self._outlets[link.prefix] = _Outlet(self._make_link(link, self._address))
         if order.version in outlet.versions:
             return  # delivered again

@@ -56,8 +56,9 @@ class Delivery:
 
     async def _bring_up_to_date(self) -> None:
         await self._context.changes.until(self._is_due, timeout_s=None)
-        manifest, published_at = self._newest()
-        relay = self._relay
+        offer, relay = self._offer(), self._relay
+        assert offer is not None, "_is_due"
+        manifest, published_at = offer
         try:
             await self._update(manifest, published_at, relay)
             self._transfer.arrived()
@@ -102,20 +103,27 @@ class Delivery:
         replica = self._replica
         return self._context.relays.on(replica.hello.memory_domain) if replica else None
 
-    def _newest(self) -> tuple[WeightManifest, float]:
-        newest = self._context.newest()
-        assert newest is not None, "_is_due"
-        return newest
+    def _offer(self) -> tuple[WeightManifest, float] | None:
+        """The version that the replica can get, and when it was published.
+
+        Of its node's relay what that holds, even if a newer one was published meanwhile: a trainer
+        may publish faster than the network carries.
+        """
+        relay, newest = self._relay, self._context.newest()
+        if newest is None:
+            return None
+        if relay is None:
+            return newest if self._senders(newest[0]) is not None else None
+        return (relay.held, relay.published_at) if relay.held is not None else None
 
     def _is_due(self) -> bool:
-        replica, newest = self._replica, self._context.newest()
-        if replica is None or newest is None or not self._can_get(newest[0]):
-            return False
-        if self._sleeps:
-            return False  # it could not load what it is sent
-        held = replica.committed_version
-        is_behind = held is None or held < newest[0].version
-        return is_behind or replica.state is not ReplicaState.LIVE
+        replica, offer = self._replica, self._offer()
+        if replica is None or offer is None or replica.sleeps:
+            return False  # asleep it could not load what it is sent
+        version, held = offer[0].version, replica.committed_version
+        if held is None or held < version:
+            return True
+        return replica.state is not ReplicaState.LIVE and held == version
 
     async def _update(
         self, manifest: WeightManifest, published_at: float, relay: Relay | None
@@ -173,10 +181,6 @@ class Delivery:
         waited_s = self._context.clock() - replica.registered_at
         BusMetrics.lease.observe(waited_s, tags={"replica": self._replica_id})
         log.info("first lease", replica=self._replica_id, seconds=round(waited_s, 3))
-
-    def _can_get(self, manifest: WeightManifest) -> bool:
-        relay = self._relay
-        return self._senders(manifest) is not None if relay is None else relay.holds(manifest)
 
     def _senders(self, manifest: WeightManifest) -> tuple[str, ...] | None:
         failures = self._transfer.failures

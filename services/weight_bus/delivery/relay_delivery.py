@@ -29,13 +29,14 @@ class RelayDelivery:
         try:
             while True:
                 await self._context.changes.until(self._is_due, timeout_s=None)
-                newest = self._context.newest()
-                assert newest is not None, "_is_due"
+                offer = self._offer()
+                assert offer is not None, "_is_due"
+                manifest, senders = offer
                 try:
-                    await self._receive(newest[0])
+                    await self._receive(manifest, senders)
                 except UpdateFailed as failed:
                     self._give_up(failed)
-                    await self._transfer.back_off(newest[0].version)
+                    await self._transfer.back_off(manifest.version)
                 # Edge of the loop: if it ended, the node would never be updated again.
                 except Exception as error:
                     log.exception("delivery failed", relay=self._relay_id)
@@ -57,21 +58,21 @@ class RelayDelivery:
         return self._context.relays.get(self._relay_id)
 
     def _is_due(self) -> bool:
-        relay, newest = self._relay, self._context.newest()
-        if relay is None or newest is None:
+        relay, offer = self._relay, self._offer()
+        if relay is None or offer is None or relay.is_passing_on:
             return False
-        return not relay.holds(newest[0]) and self._senders(newest[0]) is not None
+        manifest, _ = offer
+        is_older = relay.held is not None and manifest.version < relay.held.version
+        return not relay.holds(manifest) and not is_older
 
-    def _senders(self, manifest: WeightManifest) -> tuple[str, ...] | None:
+    def _offer(self) -> tuple[WeightManifest, tuple[str, ...]] | None:
         failures = self._transfer.failures
-        return route.senders_to_relay(
-            self._context, self._relay_id, manifest, failures, self._avoided
-        )
+        return route.senders_to_relay(self._context, self._relay_id, failures, self._avoided)
 
-    async def _receive(self, manifest: WeightManifest) -> None:
-        relay, senders = self._relay, self._senders(manifest)
-        if relay is None or senders is None:
-            raise UpdateFailed(Phase.STAGE, "the relay or its senders left")
+    async def _receive(self, manifest: WeightManifest, senders: tuple[str, ...]) -> None:
+        relay, published = self._relay, self._context.newest()
+        if relay is None or published is None:
+            raise UpdateFailed(Phase.STAGE, "the relay left")
         self._transfer.use(senders)
         receiver = Receiver(
             member_id=self._relay_id,
@@ -80,7 +81,9 @@ class RelayDelivery:
             copy=relay.held.version if relay.held is not None else None,
         )
         # From here on nobody is sent to the old version, so no new reader comes.
-        relay.arriving, relay.held = manifest.version, None
+        relay.arriving, relay.held = manifest, None
+        ahead = self._context.relays.get(senders[0])
+        relay.published_at = ahead.published_at if ahead is not None else published[1]
         self._context.changes.notify()
         staged = await self._transfer.stage(receiver, manifest, in_place=not relay.readers)
         if senders[0] not in (self._context.trainers.current or ()):
@@ -96,6 +99,8 @@ class RelayDelivery:
             seconds=round(staged.seconds, 3),
         )
         self._context.changes.notify()
+        # The replicas of the node begin to load it before a newer version takes its place.
+        await asyncio.sleep(0)
 
     def _give_up(self, failed: UpdateFailed) -> None:
         """What has arrived stays there; the next attempt avoids who was to send it."""

@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from services.protocol.errors import InvalidInput
 from services.protocol.weights.weight_bus import Link, Phase, Transport
 from services.protocol.weights.weights import WeightManifest
 from services.weight_bus.delivery.delivery_context import DeliveryContext
+from services.weight_bus.delivery.interfaces import check_interfaces, stripes_for
 from services.weight_bus.delivery.reports import UpdateFailed
 
 _STRAIGHT = 2
@@ -46,27 +48,30 @@ def senders_to_replica(
 
 
 def senders_to_relay(
-    context: DeliveryContext,
-    relay_id: str,
-    manifest: WeightManifest,
-    failures: int,
-    avoided: frozenset[str],
-) -> tuple[str, ...] | None:
-    """Members that can send the version to a relay, one for each trainer rank.
+    context: DeliveryContext, relay_id: str, failures: int, avoided: frozenset[str]
+) -> tuple[WeightManifest, tuple[str, ...]] | None:
+    """The version for a relay, and the members that can send it, one for each trainer rank; None:
+    there is none, or not yet.
 
-    The relay before it in the chain, which may still be receiving; the first one, and one that
-    has failed often, is fed by the trainer. Whoever holds the version stands in for a trainer
-    that is gone.
+    The relay before it in the chain sends what it has or receives, even if a newer version was
+    published meanwhile. The first one, and one that has failed often, is fed by the trainer.
+    Whoever holds the version stands in for a trainer that is gone.
     """
-    ranks = _ranks(context, manifest)
-    before = context.relays.before(relay_id, manifest.version, avoided=avoided)
+    published = context.newest()
+    if published is None:
+        return None
+    newest, _ = published
+    ranks = _ranks(context, newest)
+    before = context.relays.before(relay_id, newest.version, avoided=avoided)
     if before is not None and (ranks is None or failures < _STRAIGHT):
-        return (before,) * manifest.world_size
+        ahead = context.relays.get(before)
+        passed = ahead.passes_on if ahead is not None else None
+        return (passed, (before,) * passed.world_size) if passed is not None else None
     if ranks is not None:
-        return ranks
-    peer = context.relays.holder_of(manifest, besides=relay_id)
-    peer = peer or context.replicas.holder_of(manifest, besides=relay_id)
-    return (peer,) * manifest.world_size if peer is not None else None
+        return newest, ranks
+    peer = context.relays.holder_of(newest, besides=relay_id)
+    peer = peer or context.replicas.holder_of(newest, besides=relay_id)
+    return (newest, (peer,) * newest.world_size) if peer is not None else None
 
 
 def base_of_changes(
@@ -97,7 +102,8 @@ def transport_between(
     if rank is None:
         return Transport.GLOO
     possible = [Transport.GLOO]
-    if rank.has_gpu and receiver.has_gpu:
+    # On one machine both may have the same GPU, of which NCCL takes one member alone.
+    if rank.has_gpu and receiver.has_gpu and not _same_machine(rank.memory_domain, receiver):
         possible.append(Transport.NCCL)
     if rank.memory_domain == receiver.memory_domain != "":
         possible.append(Transport.SHARED_MEMORY)
@@ -120,24 +126,45 @@ async def links(
     *,
     plain: bool,
 ) -> tuple[Link, ...]:
-    """One link from each sender, in the order of the trainer's ranks.
+    """The links from each sender, in the order of the trainer's ranks.
+
+    They take the configured interfaces in turn. A sender's buckets are divided over several links
+    where one link from each sender would not use all interfaces equally.
 
     Raises:
         UpdateFailed: the receiver cannot be reached as configured.
     """
+    names = context.config.interfaces
+    try:
+        check_interfaces(context, [*senders, receiver.member_id])
+    except InvalidInput as refusal:
+        raise UpdateFailed(Phase.STAGE, str(refusal)) from None
+    stripes = stripes_for(len(senders), len(names))
     host, port = await context.store()
-    return tuple(
-        Link(
-            replica_id=receiver.member_id,
-            trainer_rank=rank,
-            store_host=host,
-            store_port=port,
-            prefix=f"{prefix}t{rank}",
-            timeout_s=context.config.link_timeout_s,
-            transport=transport_between(context, sender, receiver, plain=plain),
-        )
-        for rank, sender in enumerate(senders)
-    )
+    made: list[Link] = []
+    for rank, sender in enumerate(senders):
+        transport = transport_between(context, sender, receiver, plain=plain)
+        for stripe in range(stripes):
+            made.append(
+                Link(
+                    replica_id=receiver.member_id,
+                    trainer_rank=rank,
+                    store_host=host,
+                    store_port=port,
+                    prefix=f"{prefix}t{rank}.{stripe}",
+                    timeout_s=context.config.link_timeout_s,
+                    transport=transport,
+                    interface=names[len(made) % len(names)] if names else "",
+                    stripe=stripe,
+                    stripes=stripes,
+                )
+            )
+    return tuple(made)
+
+
+def _same_machine(memory_domain: str, receiver: Receiver) -> bool:
+    boot, _, _ = memory_domain.partition("/")
+    return boot == receiver.memory_domain.partition("/")[0] != ""
 
 
 def _ranks(context: DeliveryContext, manifest: WeightManifest) -> tuple[str, ...] | None:

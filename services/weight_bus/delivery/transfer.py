@@ -19,6 +19,8 @@ from services.weight_bus.mailbox import MailboxFull
 log = Log("weight_bus")
 
 _STRIKES = 3
+_AGAIN = 32
+"""Versions that go over TCP after as many as `_STRIKES` whose own way failed."""
 
 
 class Transfer:
@@ -36,7 +38,8 @@ class Transfer:
         self.senders: tuple[str, ...] = ()
         self.failures = 0
         self._prefix = ""
-        self._detours = 0  # versions in a row that did not arrive at the first attempt
+        # Versions in a row whose own way failed; from `_STRIKES` on, those that went over TCP, too.
+        self._detours = 0
 
     def use(self, senders: tuple[str, ...]) -> None:
         """Choose senders; other ones get links of their own."""
@@ -55,17 +58,18 @@ class Transfer:
             UpdateFailed: it did not arrive.
         """
         context = self._context
-        # A way that fails for every version is not tried for ever.
+        # A way that fails for every version is not tried for every version.
         plain = self.failures > 0 or self._detours >= _STRIKES
         links = await route.links(context, receiver, self._prefix, self.senders, plain=plain)
         base = route.base_of_changes(context, receiver, manifest, self.failures)
         self.reports.expect(Phase.STAGE, manifest.version, self._prefix)
         order = StageWeights(manifest=manifest, links=links, base=base, in_place=in_place)
-        self.post(order, Phase.STAGE)
-        for sender, link in zip(self.senders, links, strict=True):
-            send = SendWeights(version=manifest.version, link=link, base=base)
-            self._post(sender, send, Phase.SEND)
-        return await self.reports.wait(context.config.stage_timeout_s)
+        with context.relays.feeding(self.senders, self._receiver_id, manifest.version):
+            self.post(order, Phase.STAGE)
+            for link in links:
+                send = SendWeights(version=manifest.version, link=link, base=base)
+                self._post(self.senders[link.trainer_rank], send, Phase.SEND)
+            return await self.reports.wait(context.config.stage_timeout_s)
 
     def arrived(self) -> None:
         """The version is where it was to go."""
@@ -74,6 +78,11 @@ class Transfer:
             self._detours += 1
         elif self._detours < _STRIKES:
             self._detours = 0
+        elif self._detours < _STRIKES + _AGAIN:
+            self._detours += 1
+        else:
+            self.drop_links()
+            self._detours = _STRIKES - 1  # what had failed may work by now
         self.failures = 0
 
     async def back_off(self, version: int) -> None:

@@ -1,6 +1,7 @@
 """The relays of the nodes: which version each holds, and who reads it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from services.protocol.weights.hello import RelayHello
@@ -20,18 +21,27 @@ class Relay:
         seen_at: when it was last heard of.
         held: manifest of the version that it holds whole, None while another arrives.
         place: where the engines of its node find that version.
-        arriving: version that it was ordered to receive.
+        published_at: when that version was published, by the clock of `Relays`.
+        arriving: manifest of the version that it was ordered to receive.
         failures: attempts in a row that failed.
         readers: replicas that load from it now.
+        fed: members that it is to send a version to, and which one.
     """
 
     hello: RelayHello
     seen_at: float
     held: WeightManifest | None = None
     place: Place | None = None
-    arriving: int | None = None
+    published_at: float = 0.0
+    arriving: WeightManifest | None = None
     failures: int = 0
     readers: set[str] = field(default_factory=set)
+    fed: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def is_passing_on(self) -> bool:
+        """Whether members still receive the version that it holds."""
+        return self.held is not None and self.held.version in self.fed.values()
 
     def holds(self, manifest: WeightManifest) -> bool:
         """Whether it holds these very bytes as this version."""
@@ -41,10 +51,10 @@ class Relay:
             manifest.digests,
         )
 
-    def will_hold(self, version: int) -> bool:
-        """Whether it holds the version, receives it, or is about to."""
-        held = self.held is not None and self.held.version == version
-        return held or self.arriving == version or self.failures == 0
+    @property
+    def passes_on(self) -> WeightManifest | None:
+        """The version that it can send, which it may still receive."""
+        return self.arriving or self.held
 
 
 class Relays:
@@ -67,6 +77,7 @@ class Relays:
         known = self._relays.setdefault(hello.relay_id, Relay(hello, self._clock()))
         known.hello, known.seen_at = hello, self._clock()
         known.held, known.place = hello.copy, hello.place
+        known.published_at = self._clock()
 
     def get(self, relay_id: str) -> Relay | None:
         """The relay, if it is in the table."""
@@ -104,15 +115,31 @@ class Relays:
         relay = self._relays.get(relay_id)
         return relay is not None and self._clock() - relay.seen_at <= self._heartbeat_timeout_s
 
-    def before(self, relay_id: str, version: int, *, avoided: frozenset[str]) -> str | None:
-        """The nearest relay that is ahead in the chain and has the version, or will have it."""
+    def before(self, relay_id: str, newest: int, *, avoided: frozenset[str]) -> str | None:
+        """The nearest relay ahead in the chain that works, or has the newest version anyway."""
         found = None
         for one, relay in self._relays.items():
             if one == relay_id:
                 break
-            if one not in avoided and relay.will_hold(version) and self.alive(one):
+            works = relay.failures == 0
+            if not works and relay.passes_on is not None:
+                works = relay.passes_on.version == newest
+            if works and one not in avoided and self.alive(one):
                 found = one
         return found
+
+    @contextmanager
+    def feeding(self, senders: tuple[str, ...], receiver_id: str, version: int) -> Iterator[None]:
+        """Within it those of the senders that are relays do not begin another version, or the
+        receiver would lose what it has not received yet."""
+        relays = [relay for one in set(senders) if (relay := self.get(one)) is not None]
+        for relay in relays:
+            relay.fed[receiver_id] = version
+        try:
+            yield
+        finally:
+            for relay in relays:
+                relay.fed.pop(receiver_id, None)
 
     def holder_of(self, manifest: WeightManifest, *, besides: str) -> str | None:
         """A relay that holds these very bytes."""

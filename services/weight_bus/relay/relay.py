@@ -18,6 +18,7 @@ from services.protocol.weights.weight_bus import (
     WeightBus,
 )
 from services.side_by_side import cancel
+from services.transport.network_interfaces import network_interfaces
 from services.transport.receiver import VersionReceiver
 from services.transport.shared_memory import memory_domain
 
@@ -58,6 +59,7 @@ class Relay:
             memory_domain=memory_domain(),
             copy=held,
             place=self._receiver.place if held is not None else None,
+            interfaces=network_interfaces(),
         )
 
     async def _carry_out(self, order: Order) -> None:

@@ -219,6 +219,18 @@ def test_a_node_that_does_not_answer_is_a_fault(machine: Machine) -> None:
     assert found.found == "10.0.0.2: No module named 'services'"
 
 
+def test_the_interfaces_that_all_nodes_have_are_named(machine: Machine) -> None:
+    def node(*names: str) -> Node:
+        found = replace(machine, gpus=replace(machine.gpus, interfaces=("lo", *names)))
+        return Node(address=names[0], machine=found)
+
+    found = across.interfaces([node("eth0", "eth1", "ib0"), node("eth1", "eth0", "docker0")])
+    assert (found.grade, found.found) == (Grade.GOOD, "on all nodes: eth0, eth1")
+    found = across.interfaces([node("eth0"), node("eno1")])
+    assert found.grade is Grade.NOTE
+    assert "weight_bus.interfaces" in found.fix
+
+
 @pytest.mark.parametrize(
     ("ahead_s", "doubt_s", "grade"),
     [(0.01, 0.001, "good"), (1.0, 0.001, "note"), (1.0, 0.9, "good"), (30.0, 0.1, "fault")],

@@ -14,7 +14,9 @@ killed. Here it has no name in any folder and ends with the engine core.
 
 import os
 from pathlib import Path
+from typing import Any
 
+from vllm.distributed.device_communicators import cpu_communicator
 from vllm.v1.executor import multiproc_executor, uniproc_executor
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
@@ -31,11 +33,24 @@ def rendezvous_file() -> str:
 multiproc_executor.get_file_store_init_method = rendezvous_file
 uniproc_executor.get_file_store_init_method = rendezvous_file
 
+_vllms_name = cpu_communicator._CPUSHMDistributed.make_group_name
+
+
+def shared_memory_name(communicator: Any) -> str:
+    """Name of the memory that tensor-parallel CPU workers share, with their engine's process in it.
+
+    vLLM's own is the last part of the rendezvous: the file's number, which is the same in engines
+    that start together on one node. Their workers would take each other's memory for theirs.
+    """
+    return f"{os.getppid()}-{_vllms_name(communicator)}"
+
+
+cpu_communicator._CPUSHMDistributed.make_group_name = staticmethod(shared_memory_name)
+
 
 def unlink_shared_memory() -> None:
     """Take the name from the memory that tensor-parallel CPU workers share."""
-    name = os.environ.get("VLLM_DIST_IDENT")  # vLLM's own, set by its CPU worker
-    for segment in Path("/dev/shm").glob(f"{name}-*-cpushm_*") if name else ():
+    for segment in Path("/dev/shm").glob(f"{os.getppid()}-*-cpushm_*"):
         segment.unlink(missing_ok=True)
 
 
