@@ -16,7 +16,7 @@ _CLASSES = {Verdict.PASSED: "best", Verdict.FAILED: "error", Verdict.NOT_TRIED: 
 
 def page(report: Report) -> str:
     """The whole file; the same report makes the same file."""
-    verdict = f"{len(report.failed)} stages failed" if report.failed else "Known to work"
+    verdict = f"{len(report.failed)} failed" if report.failed else "Known to work"
     tried = ", ".join(f"{report.count(one)} {one}" for one in Verdict)
     quick = ", quick" if report.quick else ""
     body = el(

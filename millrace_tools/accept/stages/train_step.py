@@ -1,6 +1,7 @@
 """The trainer's step on this machine: its maths, its memory, its speed."""
 
 from collections.abc import Mapping
+from math import isfinite
 
 from millrace_tools.accept.bench import Bench, measured_by
 from millrace_tools.accept.deadline import Deadline
@@ -28,7 +29,10 @@ def train_step(bench: Bench, deadline: Deadline) -> Outcome:
         for name, gap in gaps.items()
         if not gap <= _LIMITS[device][name]  # also where it is no number
     ]
-    figures = [Figure(name=f"{name} off", value=gap) for name, gap in gaps.items()]
+    figures = [
+        Figure(name=f"{name} off", value=gap if isfinite(gap) else str(gap))
+        for name, gap in gaps.items()
+    ]
     figures.append(Figure(name="speed", value=found["tokens_per_s"], unit="tokens/s"))
     figures.append(Figure(name="model", value=found["model_tflops"], unit="TFLOP/s"))
     if found["mfu"] is not None:
