@@ -56,7 +56,7 @@ def _tried(stage: Stage, bench: Bench) -> tuple[Verdict, Outcome]:
 
 def _missing(stage: Stage, bench: Bench) -> str:
     if bench.gpus < stage.gpus:
-        return f"needs {stage.gpus} GPUs, and there are {bench.gpus}"
+        return f"GPUs needed: {stage.gpus}, here: {bench.gpus}"
     if stage.services and bench.services is None:
         return "the services do not run"
     return ""

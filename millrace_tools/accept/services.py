@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import copy
 import os
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -152,6 +151,10 @@ class Services:
         return RunConfig.model_validate(run.model_dump() | own | changes)
 
     def run(self, config: RunConfig, deadline: Deadline) -> RunStatus:
+        """See `running`."""
+        return asyncio.run(self.running(config, deadline))
+
+    async def running(self, config: RunConfig, deadline: Deadline) -> RunStatus:
         """Start a run and wait for its end; stop it where that does not come.
 
         Raises:
@@ -161,7 +164,7 @@ class Services:
         with RunsClient(self.url) as client:
             run_id = client.start(config).run_id
             try:
-                status = _ended(client, run_id, deadline)
+                status = await _ended(client, run_id, deadline)
             except BaseException:
                 with contextlib.suppress(NotReady, InvalidInput):
                     client.control(run_id, "stop")
@@ -171,13 +174,13 @@ class Services:
         return status
 
 
-def _ended(client: RunsClient, run_id: str, deadline: Deadline) -> RunStatus:
+async def _ended(client: RunsClient, run_id: str, deadline: Deadline) -> RunStatus:
     while True:
         with contextlib.suppress(NotReady):  # for a moment, on a busy machine
-            status = client.status(run_id)
+            status = await asyncio.to_thread(client.status, run_id)
             if status.state in ENDED:
                 return status
-        time.sleep(min(_POLL_S, deadline.left_s(f"the end of run {run_id}")))
+        await asyncio.sleep(min(_POLL_S, deadline.left_s(f"the end of run {run_id}")))
 
 
 def start_services(bench: Bench, deadline: Deadline) -> Services:

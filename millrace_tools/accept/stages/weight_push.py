@@ -52,7 +52,7 @@ def push(services: Services, *, quick: bool, deadline: Deadline) -> Pushes:
             Answers(services.url, MODEL) as answers,
             answers.streaming(_AT_ONCE, _TOKENS) as found,
         ):
-            status = await asyncio.to_thread(services.run, config, deadline)
+            status = await services.running(config, deadline)
         return status, found
 
     status, answers = asyncio.run(asyncio.wait_for(train(), deadline.left_s("train steps")))

@@ -86,7 +86,7 @@ def test_what_a_machine_lacks_is_not_tried_and_says_why(bench: Bench) -> None:
     reports = runner.run_stages(stages, bench, lambda _: None)
     assert {one.verdict for one in reports} == {Verdict.NOT_TRIED}
     assert [one.reason for one in reports] == [
-        "needs 2 GPUs, and there are 0",
+        "GPUs needed: 2, here: 0",
         "the services do not run",
         "engines on CPUs cannot sleep",
     ]
