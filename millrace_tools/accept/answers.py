@@ -6,7 +6,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from statistics import median
 from typing import Any, Self
 
 import openai
@@ -48,18 +47,15 @@ class Answer:
     @property
     def longest_gap_s(self) -> float:
         """Longest time between two pieces, seconds."""
-        return max(self._gaps, default=0.0)
+        pairs = zip(self.arrivals_s, self.arrivals_s[1:], strict=False)
+        return max((after - before for before, after in pairs), default=0.0)
 
     @property
     def gap_tokens(self) -> float:
-        """Tokens that the answer would have got in its longest gap, at its usual pace."""
-        usual = median(self._gaps) if self._gaps else 0.0
-        return self.longest_gap_s / usual if usual else 0.0
-
-    @property
-    def _gaps(self) -> list[float]:
-        pairs = zip(self.arrivals_s, self.arrivals_s[1:], strict=False)
-        return [after - before for before, after in pairs]
+        """Tokens that the answer would have got in its longest gap, at its pace outside of it."""
+        whole_s = self.arrivals_s[-1] - self.arrivals_s[0] if self.arrivals_s else 0.0
+        outside_s = whole_s - self.longest_gap_s
+        return self.longest_gap_s * self.tokens / outside_s if outside_s > 0 else 0.0
 
 
 class Answers:

@@ -43,6 +43,7 @@ def laptop(tmp_path: Path) -> Any:
     content = load_yaml(ROOT / "deploy" / "laptop.yaml")
     config = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
     (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "tokenizer.json").write_text("{}")
     own = {"model": str(tmp_path)}
     return services.changed(content, {"trainer": own, "rollout_server": own})
 
@@ -128,14 +129,14 @@ def test_a_train_step_that_is_off_is_found(
 
 SPANS = [[3, 0, 2, "a"], [4, 2, 6, "b"]]
 CROSSING = Answer(
-    arrivals_s=(0.0, 0.1, 0.2, 1.2, 1.3),
+    arrivals_s=(0.0, 0.0, 0.1, 0.2, 1.2, 1.3),
     trajectory={"token_ids": [1, 2, 3, 4, 5, 6], "logprobs": [-1.0] * 6, "spans": SPANS},
 )
 
 
 def test_the_gap_of_an_answer_is_told_in_tokens_at_its_own_pace() -> None:
     assert CROSSING.longest_gap_s == pytest.approx(1.0)
-    assert CROSSING.gap_tokens == pytest.approx(10.0)
+    assert CROSSING.gap_tokens == pytest.approx(20.0)
     assert (CROSSING.versions, CROSSING.replicas) == ({3, 4}, {"a", "b"})
 
 
@@ -204,7 +205,7 @@ def test_a_push_that_is_not_whole_is_found(problem: str) -> None:
 def test_figures_of_pushes_are_medians_and_count_digests() -> None:
     done = Pushes(status=status(), answers=[CROSSING], records=PUSHES[""])
     assert values(figures_of(done)) == pytest.approx(
-        {"versions": 2, "digests": 2, "stage": 0.2, "paused": 0.1, "gap": 10.0}
+        {"versions": 2, "digests": 2, "stage": 0.2, "paused": 0.1, "gap": 20.0}
     )
 
 
