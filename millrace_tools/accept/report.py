@@ -4,7 +4,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
 from services.page.reading.comparison.figure_text import number
 from services.protocol.errors import InvalidInput
@@ -29,6 +29,14 @@ class Figure(StrictModel):
     name: str
     value: float | str
     unit: str = ""
+
+    @field_validator("value")
+    @classmethod
+    def _as_exact_as_it_is(cls, value: float | str) -> float | str:
+        """No measurement here is good for more than four digits; counts are whole."""
+        if isinstance(value, str) or value.is_integer():
+            return value
+        return float(f"{value:.4g}")
 
     @property
     def text(self) -> str:

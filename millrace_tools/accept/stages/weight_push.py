@@ -88,7 +88,7 @@ def figures_of(done: Pushes) -> tuple[Figure, ...]:
             title = name.removesuffix("_s")
             figures.append(Figure(name=title, value=median(times), unit="s"))
     if crossing := done.crossing:
-        gap = median(one.gap_tokens for one in crossing)
+        gap = round(median(one.gap_tokens for one in crossing))
         figures.append(Figure(name="gap", value=gap, unit="tokens"))
     return tuple(figures)
 

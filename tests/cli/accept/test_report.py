@@ -58,6 +58,11 @@ def test_a_report_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert REPORT.count(Verdict.NOT_TRIED) == 1
 
 
+def test_figures_have_four_digits_and_counts_are_whole() -> None:
+    found = [Figure(name="x", value=value).value for value in (1.234567, 65432.1, 123456, "A")]
+    assert found == [1.235, 65430.0, 123456.0, "A"]
+
+
 def test_its_shape_is_that_of_its_version() -> None:
     data = json.loads(REPORT.text)
     assert data["schema_version"] == 1
