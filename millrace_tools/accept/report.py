@@ -91,7 +91,7 @@ class Hardware(StrictModel):
         gpus: name of each GPU.
         gpu_gib: memory of the smallest GPU, None without any.
         driver: of the GPUs, empty without any.
-        system: kernel and its release.
+        system: kernel and its version, without a distributor's suffix.
     """
 
     cpu: str

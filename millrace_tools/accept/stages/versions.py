@@ -1,7 +1,6 @@
 """Stages about what is installed: versions and drivers, and the sandbox's tier."""
 
 import asyncio
-import os
 import platform
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,7 +29,7 @@ def hardware_here() -> Hardware:
         gpus=tuple(one.name for one in found),
         gpu_gib=min((round(one.memory_mib / 1024, 1) for one in found), default=None),
         driver=found[0].driver if found else "",
-        system=f"{platform.system()} {os.uname().release}",
+        system=f"{platform.system()} {platform.release().partition('-')[0]}",
     )
 
 
