@@ -51,10 +51,14 @@ class Answer:
         return max((after - before for before, after in pairs), default=0.0)
 
     @property
+    def seconds(self) -> float:
+        """From the first piece to the last."""
+        return self.arrivals_s[-1] - self.arrivals_s[0] if self.arrivals_s else 0.0
+
+    @property
     def gap_tokens(self) -> float:
         """Tokens that the answer would have got in its longest gap, at its pace outside of it."""
-        whole_s = self.arrivals_s[-1] - self.arrivals_s[0] if self.arrivals_s else 0.0
-        outside_s = whole_s - self.longest_gap_s
+        outside_s = self.seconds - self.longest_gap_s
         return self.longest_gap_s * self.tokens / outside_s if outside_s > 0 else 0.0
 
 

@@ -79,6 +79,7 @@ def death(bench: Bench, deadline: Deadline) -> Outcome:
         services.wait_until_replaced(killed[0], deadline)
     figures = (
         Figure(name="longest gap", value=answer.longest_gap_s, unit="s"),
+        Figure(name="whole answer", value=answer.seconds, unit="s"),
         Figure(name="engines of the answer", value=len(answer.replicas)),
         Figure(name="tokens", value=answer.tokens),
         Figure(name="until it is replaced", value=time.monotonic() - began, unit="s"),
