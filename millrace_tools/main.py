@@ -9,6 +9,7 @@ from importlib.metadata import version
 from rich.console import Console
 
 from millrace_tools import chat, comparison, export, view
+from millrace_tools.accept import command as accept
 from millrace_tools.cluster import replica, versions
 from millrace_tools.command import FAILED, INTERRUPTED, INVALID, Function
 from millrace_tools.demo import demo, init
@@ -29,7 +30,7 @@ COMMANDS = (
     *(versions.versions, replica.replica),
     *(export.export, grade.grade, doctor.doctor, view.view, chaos.chaos, top.top),
     *(comparison.compare_runs, comparison.report_runs),
-    *(init.init, demo.demo),
+    *(init.init, demo.demo, accept.accept),
 )
 
 

@@ -64,12 +64,15 @@ class PrivateCluster:
 
     Args:
         num_cpus: that Ray counts with.
+        num_gpus: that Ray gives out.
         engine: environment of engines; where it is given, workers are forked from processes that
             have imported their modules, else each imports its own.
     """
 
-    def __init__(self, *, num_cpus: int, engine: Mapping[str, str] | None = None) -> None:
-        self._num_cpus, self._engine = num_cpus, engine
+    def __init__(
+        self, *, num_cpus: int, num_gpus: int = 0, engine: Mapping[str, str] | None = None
+    ) -> None:
+        self._num_cpus, self._num_gpus, self._engine = num_cpus, num_gpus, engine
         self._forks: ForkServers | None = None
         self._undo = contextlib.ExitStack()
         self._serves = False
@@ -132,7 +135,7 @@ class PrivateCluster:
                     address="local",
                     namespace=NAMESPACE,
                     num_cpus=self._num_cpus,
-                    num_gpus=0,
+                    num_gpus=self._num_gpus,
                     object_store_memory=_OBJECT_STORE_BYTES,
                     include_dashboard=False,
                     log_to_driver=False,

@@ -16,6 +16,7 @@ COMMANDS_RUN_BY = {
     "millrace export RUN_DIR adapters/mine --adapter": "tests/trainer/test_lora.py",
     "millrace export RUN_DIR models/merged": "tests/trainer/test_lora.py",
     "millrace doctor": "tests/cli/doctor",
+    "millrace accept": "tests/demo/test_accept.py",
     "uv pip install --compile-bytecode millrace[cpu]": "tests/operations/test_wheel.py",
     "make task TASK=mine": "tests/operations/test_own_task.py",
     "make demo TASK=mine": "tests/operations/test_own_task.py",

@@ -1,9 +1,6 @@
 """The report: runs side by side in one HTML file to send to somebody."""
 
-import base64
-import hashlib
 import time
-from pathlib import Path
 from typing import get_args
 from xml.etree.ElementTree import Element
 
@@ -15,7 +12,8 @@ from services.page.reading.comparison.figure_text import count, duration, number
 from services.page.reading.comparison.run_figures import RUN_FIGURES
 from services.page.reading.metric_table import Axis
 from services.page.report.answers import answers
-from services.page.report.elements import Child, el, table, text_of
+from services.page.report.document import document
+from services.page.report.elements import Child, el, table
 from services.page.report.line_chart import PAINTS, Text, line_chart
 
 SMOOTHING = 0.6
@@ -24,7 +22,6 @@ SMOOTHING = 0.6
 _POINTS, _PARTS = 200, 24
 _X_TEXTS: dict[Axis, Text] = {"step": count, "time": duration, "tokens": count}
 _Y_TEXTS: dict[str, Text] = {"share": percent, "seconds": duration, "count": count}
-_CSS = (Path(__file__).parent / "report.css").read_text(encoding="utf-8")
 
 
 def report(comparison: Comparison, smoothing: float = SMOOTHING) -> str:
@@ -48,21 +45,7 @@ def report(comparison: Comparison, smoothing: float = SMOOTHING) -> str:
         ),
         *_definitions(),
     )
-    return text_of(el("html", {"lang": "en"}, _head(title), body))
-
-
-def _head(title: str) -> Element:
-    digest = base64.b64encode(hashlib.sha256(_CSS.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'sha256-{digest}'"
-    return el(
-        "head",
-        None,
-        el("meta", {"charset": "utf-8"}),
-        el("meta", {"http-equiv": "Content-Security-Policy", "content": policy}),
-        el("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}),
-        el("title", None, f"{title} · Millrace"),
-        el("style", None, _CSS),
-    )
+    return document(title, body)
 
 
 def _letter(run: ComparedRun) -> Element:

@@ -1,0 +1,1 @@
+"""`millrace accept`: stages that prove a machine, and the report that they make."""

@@ -1,0 +1,1 @@
+"""The stages, one or a related few in a file."""

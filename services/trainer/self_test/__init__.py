@@ -1,0 +1,1 @@
+"""Programs that prove a machine for the trainer; each prints one line of JSON."""
