@@ -69,7 +69,7 @@ NOT_RUN = {
     "python -m services.orchestrator.rollout.verifiers_environment": "it needs the hub",
     "docker": "no Docker in the tests",
     "kubectl": "no Kubernetes in the tests; tests/deploy checks the files",
-    "ray attach": "it needs a terminal; `ray exec` runs the same in tests/operations/test_ray_up.py",
+    "ray attach": "it needs a terminal; tests/operations/test_ray_up.py has `ray exec`",
     "export RAY_AUTH_MODE=token": "the walk's cluster has no token",
     "cd millrace": "on the rented head node, or in a new clone",
     "git clone REPOSITORY": "the test has a copy; `python -m benchmarks.own_task` clones",

@@ -98,14 +98,14 @@ def build_members(config: RolloutServerConfig) -> serve.Application:
 class Member(Replica):
     """A replica that is a member of the weight bus and has no engine."""
 
-    def __init__(self, config: RolloutServerConfig) -> None:
+    async def __init__(self, config: RolloutServerConfig) -> None:  # type: ignore[misc]
         self._config = config
         self._bus, self._id = bus_peer(), serve.get_replica_context().replica_id.unique_id
         self._address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         self._receiver = VersionReceiver(self._address)
         self._mappings = Mappings(kept=1)
         self._work: set[asyncio.Task[Any]] = set()
-        self._following = asyncio.get_event_loop().create_task(self.run())
+        self._following = asyncio.create_task(self.run())
 
     async def check_health(self) -> None:
         """Answer while the bus is followed.
