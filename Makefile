@@ -10,7 +10,7 @@ ifeq ($(filter output-sync,$(.FEATURES)),)
 $(error make $(MAKE_VERSION) is too old -> install GNU make 4.0 or newer)
 endif
 
-.PHONY: help demo task test test-clusters test-engines test-services test-jails test-faults test-operations bare-machine lint docs audit wheel bench clean
+.PHONY: help demo task test test-clusters test-engines test-services test-jails test-faults test-operations bare-machine images lint docs audit wheel bench clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -63,6 +63,10 @@ test-operations: .venv/ready  ## whole clusters, watched and broken: half an hou
 # root. `python3.11 tests/bare_machine/check.py --help` has less of it.
 bare-machine:  ## both commands of README in a bare Debian 12: hours, and root
 	@$(PYTHON) tests/bare_machine/check.py --record
+
+# The images of deploy/docker, built and run without a registry: half an hour to hours, and root.
+images:  ## the images built, and that for CPUs run: root, buildah and podman
+	@$(PYTHON) -m tests.images.check --record
 
 lint: .venv/ready  ## ruff, mypy --strict, import contracts
 	$(BIN)/ruff format --check .

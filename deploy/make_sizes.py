@@ -222,6 +222,7 @@ def made(name: str, size: Size) -> str:
     """The text of a file of deploy/sizes."""
     text = (DEPLOY / size.base).read_text(encoding="utf-8")
     start = text.index("proxy_location")
+    (nodes,) = re.findall(r"^# Nodes: .*\n", text, re.MULTILINE)
     body = text[start:]
     for old, new in size.lines.items():
         assert body.count(old) == 1, f"{size.base} does not have once: {old}"
@@ -233,7 +234,8 @@ def made(name: str, size: Size) -> str:
     head = (
         f"# {size.title}\n"
         f"#   millrace check deploy/sizes/{name} --figures   # the arithmetic below\n"
-        f"# Made by deploy/make_sizes.py from {size.base}, which explains the keys.\n#\n"
+        f"# Made by deploy/make_sizes.py from {size.base}, which explains the keys.\n"
+        f"{nodes}#\n"
         f"# For {size.model.partition('/')[2]} and {size.run}{changed}:\n"
     )
     return with_figures(DEPLOY / "sizes" / name, head + body)

@@ -17,13 +17,16 @@ USER 1000
 ENV VIRTUAL_ENV=/opt/millrace/.venv PATH=/opt/millrace/.venv/bin:$PATH \
     RAY_USAGE_STATS_ENABLED=0 RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S=1
 
-# Dependencies first: they change less often than the code.
+# Dependencies first: they change less often than the code. An index of your own that has torch's
+# CPU build: --build-arg TORCH_BACKEND=
+ARG TORCH_BACKEND=cpu
 RUN python -m venv .venv && pip install --no-cache-dir 'uv==0.9.*'
 COPY --chown=millrace pyproject.toml README.md LICENSE ./
 RUN mkdir services && touch services/__init__.py \
- && uv pip install --no-cache --torch-backend=cpu -e '.[cpu,data]'
+ && uv pip install --no-cache ${TORCH_BACKEND:+"--torch-backend=$TORCH_BACKEND"} -e '.[cpu,data]'
 
 COPY --chown=millrace services services
+COPY --chown=millrace millrace_tools millrace_tools
 COPY --chown=millrace examples examples
 COPY --chown=millrace deploy deploy
 

@@ -129,14 +129,16 @@ def ports() -> list[Port]:
 
 
 def _process(pid: int | None) -> str:
-    """Its name; parts of Ray that run as plain `python` are called by what they run."""
+    """Its name; parts of Ray and of the router that run as plain `python` by what they run."""
     if not pid:
         return "another user's process"
     try:
         process = psutil.Process(pid)
         name = process.name()
-        of_ray = name.startswith("python") and "/ray/" in " ".join(process.cmdline())
-        return f"ray ({name})" if of_ray else name
+        runs = " ".join(process.cmdline()) if name.startswith("python") else ""
+        if "/services/router/listener/" in runs:
+            return f"ray::router ({name})"
+        return f"ray ({name})" if "/ray/" in runs else name
     except psutil.Error:
         return "a process that has just ended"
 

@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -82,7 +82,9 @@ class RayNodes:
         disk: where each machine has its own disk.
     """
 
-    def __init__(self, network: Network, resources: dict[str, dict[str, int]], logs: Path) -> None:
+    def __init__(
+        self, network: Network, resources: Mapping[str, Mapping[str, float]], logs: Path
+    ) -> None:
         self.key = secrets.token_hex(16)
         self.disk, self._logs = network.disk, logs
         self._machines, self._resources = network.machines, resources
@@ -125,6 +127,10 @@ class RayNodes:
             raise
         return self
 
+    def set_environment(self, **settings: str) -> None:
+        """For all nodes and commands, before they start."""
+        self._environment |= settings
+
     def _keep_logs(self) -> None:
         """What Ray and the services logged, for after the machines are gone."""
         for name, machine in self._machines.items():
@@ -162,12 +168,13 @@ class RayNodes:
         number = len(self._processes)
         command = ["ray", "start", "--block", f"--node-ip-address={machine.address}"]
         command += ["--object-store-memory=100000000", f"--temp-dir={self.disk}/ray{number}"]
-        command += ["--include-log-monitor=false", "--num-gpus=0"]
+        command += ["--include-log-monitor=false"]
         # Where its ports are known, a node does not wait for its agents to say them, which on a
         # busy machine takes longer than it waits.
         command += [f"--{name}={port}" for name, port in PORTS.items()]
         resources = dict(self._resources[machine.name])
-        command += [f"--num-cpus={resources.pop('CPU')}", f"--resources={json.dumps(resources)}"]
+        command += [f"--num-cpus={resources.pop('CPU')}", f"--num-gpus={resources.pop('GPU', 0)}"]
+        command += [f"--resources={json.dumps(resources)}"]
         if machine is self._head:
             command += ["--head", f"--port={RAY_PORT}", "--include-dashboard=false"]
         else:

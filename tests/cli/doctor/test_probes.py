@@ -3,6 +3,8 @@
 import json
 import os
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -31,6 +33,19 @@ def test_a_listener_on_a_wanted_port_is_named(monkeypatch: pytest.MonkeyPatch) -
     own_name = Path(f"/proc/{os.getpid()}/comm").read_text().strip()
     assert (taken.number, taken.owner) == (number, own_name)
     assert free.owner == ""
+
+
+def test_the_router_s_port_is_a_cluster_s_own(tmp_path: Path) -> None:
+    holder = tmp_path / "services" / "router" / "listener" / "socket_holder.py"
+    holder.parent.mkdir(parents=True)
+    holder.write_text("print(flush=True); input()\n")
+    command = [sys.executable, "-I", "-S", str(holder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        owner = probes._process(process.pid)
+        process.communicate(b"\n", timeout=60)
+    assert owner.startswith("ray::router ("), owner
 
 
 def test_pins_come_from_what_packages_ask_for() -> None:
