@@ -26,6 +26,7 @@ class ReplicaHello:
         node_id: Ray's id of its node, on which the bus starts a relay; empty: nowhere.
         has_gpu: see `TrainerHello`.
         held: what an operator keeps it from.
+        quantised: its engine computes with weights of 8 bits, which it makes from those sent.
     """
 
     replica_id: str
@@ -41,6 +42,7 @@ class ReplicaHello:
     node_id: str = ""
     has_gpu: bool = False
     held: Hold = Hold.NONE
+    quantised: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from services.observability.log import Log
+from services.observability.metrics import RolloutMetrics
 from services.protocol.weights.replica_control import Hold
 from services.protocol.weights.weight_bus import StageWeights
 from services.protocol.weights.weights import WeightManifest, first_difference
@@ -22,6 +23,7 @@ if TYPE_CHECKING:  # heavy, and what is here is tested without it
 
 _RPC_TIMEOUT_S = 30.0
 _COMMIT_STEPS = 3  # pause, load, resume
+_PAGEABLE = "CUDA has not registered the memory of the version; the workers log its error"
 
 log = Log("rollout_server")
 
@@ -114,9 +116,14 @@ class EngineLoader:
         self._update_open = True
         async with asyncio.timeout(_RPC_TIMEOUT_S):
             # Handed over together: a busy engine takes calls only between two steps.
-            await asyncio.gather(
-                self._engine.start_weight_update(), self._engine.update_weights(_request(info))
+            _, _, pin_errors = await asyncio.gather(
+                self._engine.start_weight_update(),
+                self._engine.update_weights(_request(info)),
+                self._rpc("pin_error"),
             )
+        if any(pin_errors):
+            RolloutMetrics.pageable.inc()
+            log.warning("the load will be slow", version=order.manifest.version, why=_PAGEABLE)
         self._staged = order.manifest
         return seconds
 
