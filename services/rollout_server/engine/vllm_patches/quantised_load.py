@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from vllm.model_executor.kernels.linear.scaled_mm.cpu import CPUInt8ScaledMMLinearKernel
 from vllm.model_executor.layers.attention import is_deferred_attention_layer
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
@@ -31,6 +32,7 @@ def quantise_on_load(model: torch.nn.Module) -> set[str]:
             # vLLM loads into the same parameters each time, with the loaders of the time before.
             if not hasattr(weight.weight_loader, "quantises"):
                 weight.weight_loader = _quantising(layer, weight.weight_loader)
+                _keep_scales(layer)
             computed.add(f"{name}.weight_scale")
     return computed
 
@@ -68,3 +70,20 @@ def _quantising(layer: Any, load: Callable[..., Any]) -> Callable[..., Any]:
 
     loader.quantises = True  # type: ignore[attr-defined]
     return loader
+
+
+def _keep_scales(layer: Any) -> None:
+    """Keep the scales that oneDNN reads where they lay when it packed the weights.
+
+    vLLM's reload drops them: it copies them to where those of the first load were.
+    """
+    kernel: Any = getattr(getattr(layer, "scheme", None), "kernel", None)
+    if not isinstance(kernel, CPUInt8ScaledMMLinearKernel):
+        return
+    pack = kernel.process_weights_after_loading
+
+    def pack_and_keep(layer: Any) -> None:
+        pack(layer)
+        kernel.kept_scales = layer.weight_scale
+
+    kernel.process_weights_after_loading = pack_and_keep
