@@ -294,4 +294,3 @@ class RolloutMetrics:
     version = _gauge("rollout_version", "Policy version served", "replica")
     start_up = _gauge("rollout_start_seconds", "Time of a start-up phase", "replica", "phase")
     orders = _counter("rollout_orders", "Bus orders carried out", "replica", "order", "result")
-    pageable = _counter("rollout_pageable", "Versions loaded to a GPU from pageable memory")

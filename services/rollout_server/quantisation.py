@@ -53,6 +53,8 @@ def check_quantisation(config: RolloutServerConfig, shape: Mapping[str, Any]) ->
         raise InvalidInput("dtype", config.dtype, fix)
     if declared is not None:
         _check_folder(config, shape, declared)
+    elif asked == _IN_FOLDER and not shape:
+        return
     if declared is None or asked is not None:
         _check_asked(config, asked, shape, declared)
 

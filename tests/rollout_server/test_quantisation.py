@@ -93,6 +93,12 @@ def test_a_folder_that_is_quantised_otherwise_is_refused_with_what_to_give_inste
     assert (caught.value.field, caught.value.value) == ("model", str(tmp_path))
 
 
+def test_what_only_the_folder_can_tell_is_left_to_the_replica(tmp_path: Path) -> None:
+    check(tmp_path, model="hf://owner/name", **asked("compressed-tensors"))
+    with pytest.raises(InvalidInput, match="use one of"):
+        check(tmp_path, **asked("compressed-tensors"))
+
+
 def test_a_quantisation_beside_that_of_the_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="Leave it out") as caught:
         check(tmp_path, {"quantization_config": INT8}, **asked("fp8_per_channel"))

@@ -1,6 +1,7 @@
 """CUDA's register of host memory, which minds what CUDA minds, on a machine without one."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,8 +32,10 @@ class FakeHostMemory(FakeCuda):
         self.errors: list[int] = []
         self.refuses = False
         self.last_error = 0
-        patch.setattr(torch, "cuda", self)
-        patch.setattr(pinned_memory.torch, "zeros", self._kernel)
+        patch.setattr(pinned_memory, "torch", self._torch())
+
+    def _torch(self) -> SimpleNamespace:
+        return SimpleNamespace(cuda=self, device=torch.device, zeros=self._kernel)
 
     def cudart(self) -> Any:
         return self

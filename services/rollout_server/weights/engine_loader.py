@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from services.observability.log import Log
-from services.observability.metrics import RolloutMetrics
 from services.protocol.weights.replica_control import Hold
 from services.protocol.weights.weight_bus import StageWeights
 from services.protocol.weights.weights import WeightManifest, first_difference
@@ -23,7 +22,6 @@ if TYPE_CHECKING:  # heavy, and what is here is tested without it
 
 _RPC_TIMEOUT_S = 30.0
 _COMMIT_STEPS = 3  # pause, load, resume
-_PAGEABLE = "CUDA has not registered the memory of the version; the workers log its error"
 
 log = Log("rollout_server")
 
@@ -49,6 +47,8 @@ class EngineLoader:
             failed half-way, and when what is served is not what the trainer sent.
         torn: a commit failed half-way, or an operator had the weights dropped; generation
             stands still until a commit succeeds.
+        pageable: CUDA has not registered the memory of the version staged last, so that its load
+            will be slow; the workers have logged why.
         held: what an operator keeps the engine from. A commit resumes no paused engine and
             loads into no sleeping one.
         wake: called instead of resuming, once, after the next commit: what an engine that
@@ -74,7 +74,7 @@ class EngineLoader:
         self._received = False  # by this replica and not by its node's relay
         self._update_open = False  # on the workers, which refuse to open another
         self.committed: WeightManifest | None = None
-        self.torn = False
+        self.torn = self.pageable = False
         self.held = Hold.NONE
         self.wake: Callable[[], Awaitable[object]] | None = None
 
@@ -121,9 +121,7 @@ class EngineLoader:
                 self._engine.update_weights(_request(info)),
                 self._rpc("pin_error"),
             )
-        if any(pin_errors):
-            RolloutMetrics.pageable.inc()
-            log.warning("the load will be slow", version=order.manifest.version, why=_PAGEABLE)
+        self.pageable = any(pin_errors)
         self._staged = order.manifest
         return seconds
 

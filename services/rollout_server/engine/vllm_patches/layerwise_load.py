@@ -27,10 +27,12 @@ def load(model: Any, model_config: Any, tensors: Iterator[tuple[str, torch.Tenso
         ValueError: a parameter of the model got no tensor.
         Exception: from vLLM's loaders, e.g. for an unknown name or a wrong shape.
     """
+    live = {name for name, _ in model.named_parameters()}
     try:
         initialize_layerwise_reload(model)
-        # Only now: a kernel may have taken a tensor away, or have one that no checkpoint has.
-        expected = {name for name, _ in model.named_parameters()} - quantise_on_load(model)
+        # Of what kernels hold only what a checkpoint has, too: others are made while it is loaded.
+        expected = live & {name for name, _ in model.named_parameters()}
+        expected -= quantise_on_load(model)
         loaded = model.load_weights(tensors)
         finalize_layerwise_reload(model, model_config)  # type: ignore[no-untyped-call]
     except BaseException:

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from vllm.model_executor.kernels.linear.scaled_mm.cpu import CPUInt8ScaledMMLinearKernel
-from vllm.model_executor.layers.attention import is_deferred_attention_layer
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 STEPS = {torch.int8: 127.5, torch.float8_e4m3fn: 448.0}
@@ -22,16 +21,15 @@ STEPS = {torch.int8: 127.5, torch.float8_e4m3fn: 448.0}
 
 def quantise_on_load(model: torch.nn.Module) -> set[str]:
     """Wrap the loaders of a model that is about to be loaded; returns names of the parameters for
-    which no tensor will come: scales of rows, and those of the KV cache, which stay 1."""
+    which no tensor will come: the scales of rows."""
     computed = set()
     for name, layer in model.named_modules():
-        if is_deferred_attention_layer(layer):
-            computed |= {f"{name}.{one}" for one, _ in layer.named_parameters(recurse=False)}
-        weight: Any = getattr(layer, "weight", None)
-        if getattr(layer, "weight_scale", None) is not None and weight.dtype in STEPS:
+        weight, scale = (getattr(layer, one, None) for one in ("weight", "weight_scale"))
+        if isinstance(weight, Tensor) and scale is not None and weight.dtype in STEPS:
             # vLLM loads into the same parameters each time, with the loaders of the time before.
-            if not hasattr(weight.weight_loader, "quantises"):
-                weight.weight_loader = _quantising(layer, weight.weight_loader)
+            load: Any = weight.weight_loader  # type: ignore[attr-defined]
+            if not hasattr(load, "quantises"):
+                weight.weight_loader = _quantising(layer, load)  # type: ignore[attr-defined]
                 _keep_scales(layer)
             computed.add(f"{name}.weight_scale")
     return computed
