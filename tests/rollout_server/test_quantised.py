@@ -15,6 +15,9 @@ from compressed_tensors.quantization.utils.helpers import calculate_qparams
 from safetensors.torch import save_file
 from transformers import Qwen3Config
 
+from services.rollout_server.config import RolloutServerConfig
+from services.rollout_server.quantisation import check_quantisation
+
 from .conftest import SMALL, Sender, build_model, policy
 from .served import PROMPT, Served, checkpoint_tensors, serve
 
@@ -60,6 +63,38 @@ def test_rows_become_what_the_library_of_the_format_makes_of_them(kind: str) -> 
     assert torch.equal(numbers.float(), expected.float())
 
 
+def with_declared(folder: Path, kind: str | None) -> Path:
+    """A model whose folder says so of its weights."""
+    build_model(folder, config=HEADS)
+    if kind is not None:
+        file = folder / "config.json"
+        shape = json.loads(file.read_text()) | {"quantization_config": declared(kind)}
+        file.write_text(json.dumps(shape))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked", "expected"),
+    [
+        (None, {}, None),
+        (None, {"quantization": "fp8_per_channel"}, "fp8_per_channel"),
+        ("int", {}, "compressed-tensors"),
+    ],
+)
+def test_vllm_says_whether_an_engine_will_be_quantised(
+    tmp_path: Path, kind: str | None, asked: dict[str, Any], expected: str | None
+) -> None:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    from services.rollout_server.engine.engine_arguments import server_arguments
+
+    folder = str(with_declared(tmp_path, kind))
+    config = RolloutServerConfig(model=folder, dtype="bfloat16", engine_args=asked)
+    made = AsyncEngineArgs.from_cli_args(server_arguments(config)).create_engine_config()
+    check_quantisation(config, made.model_config.hf_config.to_dict())
+    assert made.model_config.quantization == expected
+
+
 async def served_tokens(served: Served) -> tuple[list[int], list[float]]:
     """An answer and its logprobs, of whatever version."""
     from vllm import SamplingParams
@@ -75,12 +110,7 @@ async def pushed_and_fresh(
     folder: Path, sender: Sender, kind: str | None, **settings: Any
 ) -> tuple[Any, Any]:
     """Answers of an engine after three pushes, and of one that read the last version's file."""
-    build_model(folder, config=HEADS)
-    if kind is not None:
-        file = folder / "config.json"
-        file.write_text(
-            json.dumps(json.loads(file.read_text()) | {"quantization_config": declared(kind)})
-        )
+    with_declared(folder, kind)
     plain = build_model(folder / "plain", config=HEADS)
     async with serve(folder, dtype="bfloat16", **settings) as served:
         served.dtype, served.folder = torch.bfloat16, plain
