@@ -89,7 +89,8 @@ def test_vllm_says_whether_an_engine_will_be_quantised(
     from services.rollout_server.engine.engine_arguments import server_arguments
 
     folder = str(with_declared(tmp_path, kind))
-    config = RolloutServerConfig(model=folder, dtype="bfloat16", engine_args=asked)
+    settings = {"dtype": "bfloat16", "max_model_len": 64, "engine_args": asked}
+    config = RolloutServerConfig.model_validate({"model": folder} | settings)
     made = AsyncEngineArgs.from_cli_args(server_arguments(config)).create_engine_config()
     check_quantisation(config, made.model_config.hf_config.to_dict())
     assert made.model_config.quantization == expected
