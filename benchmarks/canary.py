@@ -105,7 +105,9 @@ CASES: Mapping[str, tuple[Mapping[str, Fault], dict[str, Any]]] = {
     "dense": (DENSE, {}),
     "tied": (TIED, {"tied": True}),
     "mixture": (MIXTURE, {"experts": (4, 2)}),
+    "dense, fp8 engine": (DENSE, {}),
 }
+QUANTISED = "dense, fp8 engine"
 
 
 class Trainer:
@@ -148,13 +150,14 @@ class Trainer:
 class Engine:
     """A vLLM engine in a process of its own, loaded as a rollout server loads its engine."""
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path, quantization: str | None) -> None:
         from vllm import LLM
 
         self._file = model.parent / "weights.pt"
         self._engine = LLM(
             str(model),
             dtype="bfloat16",
+            quantization=quantization,
             enforce_eager=True,
             max_model_len=256,
             enable_prefix_caching=False,
@@ -259,7 +262,8 @@ def run(case: str, pushes: int, folder: Path) -> dict[str, Any]:
     """Pushes to one model: alarms of good ones, and how many of each fault were found."""
     faults, options = CASES[case]
     model = taught(folder / "model", **options)
-    engine = Engine(model)
+    quantised = case == QUANTISED
+    engine = Engine(model, "fp8_per_channel" if quantised else None)
     trainer = Trainer(model, folder)
     first = trainer.tensors(0)
     good = GoodGaps(None)
@@ -283,12 +287,14 @@ def run(case: str, pushes: int, folder: Path) -> dict[str, Any]:
                     engine.load(first)  # which the head then keeps
                 engine.load(fault(new, first), repack=name != UNPACKED)
                 gaps = Gaps.between(engine.scores(trainer.canary), expected)
-                found[name].append(copy.deepcopy(good).judge("r", gaps, manifest) is not None)
+                judged = copy.deepcopy(good).judge("r", gaps, manifest, quantised=quantised)
+                found[name].append(judged is not None)
         engine.load(new)
         gaps = Gaps.between(engine.scores(trainer.canary), expected)
         means.append(gaps.mean)
         largest.append(gaps.largest)
-        if (problem := good.judge("r", gaps, manifest)) is not None:
+        problem = good.judge("r", gaps, manifest, quantised=quantised)
+        if problem is not None:
             alarms.append(f"push {batch.step}: {problem}")
         if batch.step % 100 == 0:
             print(f"{case}: {batch.step} pushes, {len(alarms)} alarms", file=sys.stderr, flush=True)

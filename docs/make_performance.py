@@ -40,6 +40,7 @@ def page() -> str:
         _rewards(),
         _router(),
         _weights(),
+        _beside(),
         _fanout(),
         _in_flight(),
         _canary(),
@@ -176,6 +177,26 @@ def _weights() -> str:
             "weights | replicas | Millrace | through the driver | checkpoint on disk | ratio", rows
         ),
         _table("weights | replicas | bar | wanted | found", bars),
+    )
+
+
+def _beside() -> str:
+    found = _read("weight_beside")
+    rounds = found["rounds"]
+    rows = [
+        f"{kind} | {_ms(median(rounds[kind]))} | {middle:.3f} ({low:.3f} to {high:.3f})"
+        for kind, (middle, low, high) in found["against_alone"].items()
+    ]
+    return _section(
+        "A train step beside a push",
+        f"`benchmarks/weight_push/beside.py`: {found['bytes'] / 1e6:.0f} MB; a rank has one core, "
+        "and bus, relay and rollout server have the other. Medians of "
+        f"{len(rounds['alone'])} rounds and their intervals of 95 %; each step is compared with "
+        f"those alone before and after it. A push takes {_ms(median(rounds['push']))}. The last "
+        "row has a neighbour that copies memory without a pause: what the machine itself takes. "
+        "Wanted: at most 1.02 beside a push. Before it the training thread takes the snapshot, "
+        f"{_ms(median(rounds['snapshot']))} here, whatever a step's length.",
+        _table("step | time | against alone", rows),
     )
 
 

@@ -65,6 +65,7 @@ class World:
     replicas: list[Any]
     keeper: WeightBusSupervisor
     folder: Path
+    ranks: int
     bus: WeightBus = field(default_factory=bus_peer)
     version: int = -1
     seed: int = 0
@@ -72,7 +73,14 @@ class World:
 
     @classmethod
     async def open(
-        cls, size: int, replicas: int, folder: Path, *, positions: int = 4096, **server: Any
+        cls,
+        size: int,
+        replicas: int,
+        folder: Path,
+        *,
+        positions: int = 4096,
+        ranks: int = RANKS,
+        **server: Any,
     ) -> Self:
         """Start everything and deliver the first version.
 
@@ -81,6 +89,7 @@ class World:
             replicas: how many.
             folder: of the model.
             positions: longest row that it takes.
+            ranks: of the trainer.
             server: settings of the rollout servers other than these.
         """
         vocabulary = VOCABULARY[size]
@@ -88,22 +97,22 @@ class World:
         model = str(make_model(folder, shape, vocabulary=vocabulary, positions=positions))
         # Every second version is sent whole and the others as changes: two ways, one bus.
         keeper = WeightBusSupervisor(WeightBusConfig(delta_anchor_every=2))
-        trainer = TrainerConfig(model=model, world_size=RANKS, dtype="float32")
+        trainer = TrainerConfig(model=model, world_size=ranks, dtype="float32")
         settings = {"max_model_len": 256, "max_num_seqs": 32, "kv_cache_gb": 0.25} | server
         config = RolloutServerConfig(
             model=model, replicas=replicas, dtype="float32", keep_copy=True, **settings
         )
         rank_class: Any = ray.remote(num_cpus=0)(actors.Rank)
-        ranks = [rank_class.remote(trainer, "bench", rank) for rank in range(RANKS)]
-        group = RankGroup("bench", ranks, GroupProgress(trainer))
+        handles = [rank_class.remote(trainer, "bench", rank) for rank in range(ranks)]
+        group = RankGroup("bench", handles, GroupProgress(trainer))
         replica_class: Any = ray.remote(num_cpus=0)(actors.Replica)
         made = [replica_class.remote() for _ in range(replicas)]
-        place = ranks[0].meet.remote()
-        models = asyncio.gather(*(rank.join.remote(place) for rank in ranks))
+        place = handles[0].meet.remote()
+        models = asyncio.gather(*(rank.join.remote(place) for rank in handles))
         starts = (one.start.remote(config, number) for number, one in enumerate(made))
         await asyncio.wait_for(asyncio.gather(*starts), DEADLINE_S)
         group.model = (await models)[0]
-        world = cls(group=group, replicas=made, keeper=keeper, folder=folder)
+        world = cls(group=group, replicas=made, keeper=keeper, folder=folder, ranks=ranks)
         await world.call("start_run", world.run, 0)
         # Replicas without weights get them, and a lease once the canary is scored.
         world.version = 0
@@ -184,7 +193,7 @@ class World:
         shape = Shape(groups=1, size=8, prompt=4, response=batch_tokens // 8)
         batch = random_batch(self.steps, shape, vocabulary=300)
         plan = self.group.model.plan(batch, self.run)
-        parts = [plan.part(rank) for rank in range(RANKS)]
+        parts = [plan.part(rank) for rank in range(self.ranks)]
         answers = await self.call("do", actors.timed_train, parts, version)
         self.version = version
         steps = [step for step, _ in answers]

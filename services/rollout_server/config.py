@@ -49,7 +49,8 @@ class RolloutServerConfig(StrictModel):
         canary_timeout_s: longest that the proof of a delivery waits for its turn among
             other requests.
         host: address to listen on; "" is the node's own, "0.0.0.0" all of them.
-        engine_args: further vLLM engine or server arguments by vLLM's names.
+        engine_args: further vLLM engine or server arguments by vLLM's names, such as
+            `quantization` (docs/weights.md).
         tracing: a collector for spans, None for none (docs/tracing.md).
         num_cpus: CPUs that Ray reserves per replica.
         node_resource: custom Ray resource that a node must have for replicas to be put there.

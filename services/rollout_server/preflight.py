@@ -8,6 +8,7 @@ from typing import Any
 from services.protocol.errors import InvalidInput
 from services.protocol.model_source import model_folder, on_hub
 from services.rollout_server.config import RolloutServerConfig
+from services.rollout_server.quantisation import check_quantisation
 
 GIB = 1 << 30
 
@@ -25,11 +26,14 @@ def check_model(config: RolloutServerConfig) -> None:
 
     Raises:
         InvalidInput: no such folder, a file is missing, a head size without CPU kernels, a
-            context longer than the model's, or a KV cache too small for one sequence.
+            context longer than the model's, a KV cache too small for one sequence, or weights
+            quantised so that no new ones can be loaded.
     """
     if on_hub(config.model):
+        check_quantisation(config, {})
         return
     shape = _read_shape(model_folder(config.model))
+    check_quantisation(config, shape)
     if config.lora_rank is not None and not _weight_bytes(config):
         fix = "It has no *.safetensors, which an adapter is added to; leave lora_rank out."
         raise InvalidInput("model", config.model, fix)

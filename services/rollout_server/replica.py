@@ -27,6 +27,7 @@ from services.rollout_server.engine.engine_arguments import server_arguments
 from services.rollout_server.engine.vllm_patches.engine_fork import fork_engine_processes
 from services.rollout_server.engine.vllm_patches.version_spans import put_spans_on_every_output
 from services.rollout_server.http.http_server import HttpServer
+from services.rollout_server.quantisation import check_quantisation
 from services.rollout_server.weights.canary import CanaryProver
 from services.rollout_server.weights.engine_loader import EngineLoader
 from services.rollout_server.weights.own_model import OwnModel
@@ -80,6 +81,7 @@ class RolloutReplica:
         self._member: BusMember | None = None
         self._loader: EngineLoader | None = None
         self._longest_commit_s = 0.0
+        self._quantised = False
         self._server = HttpServer(config.host or node.ip)
         reachable = node.ip if config.host in _ANY_HOST else config.host or node.ip
         self.address = f"http://{reachable}:{self._server.port}"
@@ -97,7 +99,8 @@ class RolloutReplica:
             devices: those that the engine shares with ranks of the trainer; None: it shares none.
 
         Raises:
-            InvalidInput: `engine_args` holds what vLLM does not know.
+            InvalidInput: `engine_args` holds what vLLM does not know, or the engine would be
+                quantised so that no new weights can be loaded.
             Exception: from vLLM; what had been started is stopped.
         """
         self._devices = devices
@@ -107,6 +110,9 @@ class RolloutReplica:
         try:
             usage = UsageContext.OPENAI_API_SERVER
             engine_config = AsyncEngineArgs.from_cli_args(arguments).create_engine_config(usage)
+            model = engine_config.model_config
+            check_quantisation(self._config, model.hf_config.to_dict())
+            self._quantised = model.quantization is not None
             self._start_up.reached(StartPhase.ENGINE_CONFIG)
             if self._config.device == "cpu":
                 fork_engine_processes()
@@ -225,6 +231,7 @@ class RolloutReplica:
             memory_domain=memory_domain(),
             node_id=self._node.ray_id,
             has_gpu=self._config.device == "cuda",
+            quantised=self._quantised,
             held=self._loader.held if self._loader is not None else Hold.NONE,
             devices=self._devices.names if self._devices is not None else (),
             interfaces=network_interfaces(),

@@ -15,6 +15,7 @@ from cachetools import LRUCache
 from torch import Tensor
 
 from services.protocol.weights.place import Place
+from services.transport.pinned_memory import pin
 
 _MAPPINGS_KEPT = 8
 
@@ -81,11 +82,39 @@ class BufferPool:
         self._spare.append(buffer)
 
 
+class MappedBuffer:
+    """Bytes of a buffer that another process owns.
+
+    Attributes:
+        bytes: uint8, all of it, not to be written to.
+        pin_error: why CUDA did not register it, as `cudaError_t`; 0: it did, or was not asked.
+    """
+
+    def __init__(self, place: Place) -> None:
+        """Map what lies at `place`.
+
+        Raises:
+            OSError: the process is gone, or this one may not read it.
+            ValueError: the buffer is gone.
+        """
+        fd = os.open(f"/proc/{place.pid}/fd/{place.fd}", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            if os.fstat(fd).st_ino != place.inode:
+                raise ValueError(f"the buffer at {place} is gone")
+            # Writable only because torch knows no other tensors.
+            self.bytes = torch.frombuffer(mmap.mmap(fd, 0), dtype=torch.uint8)
+        finally:
+            os.close(fd)
+        self.pin_error = 0
+
+
 class Mappings:
     """The buffers of other processes that this one has mapped and used last."""
 
-    def __init__(self, kept: int = _MAPPINGS_KEPT) -> None:
-        self._mapped: LRUCache[tuple[int, int, int], Tensor] = LRUCache(kept)
+    def __init__(self, kept: int = _MAPPINGS_KEPT, *, gpu: torch.device | None = None) -> None:
+        """`gpu` is the one that copies from them; None: none does."""
+        self._gpu = gpu
+        self._mapped: LRUCache[tuple[int, int, int], MappedBuffer] = LRUCache(kept)
 
     def read(self, place: Place, nbytes: int) -> Tensor:
         """Bytes of another process: uint8, not to be written to.
@@ -94,21 +123,22 @@ class Mappings:
             OSError: the process is gone, or this one may not read it.
             ValueError: the bytes are not there any more.
         """
+        whole = self._map(place).bytes
+        if place.offset + nbytes > len(whole):
+            raise ValueError(f"{nbytes} bytes at {place} end after the buffer's {len(whole)}")
+        return whole[place.offset : place.offset + nbytes]
+
+    @property
+    def pin_error(self) -> int:
+        """Of a buffer that is mapped; 0: all are as fast as they can be."""
+        return max((one.pin_error for one in self._mapped.values()), default=0)
+
+    def _map(self, place: Place) -> MappedBuffer:
         key = place.pid, place.fd, place.inode
         mapped = self._mapped.get(key)
         if mapped is None:
-            mapped = self._mapped[key] = _map(place)
-        if place.offset + nbytes > len(mapped):
-            raise ValueError(f"{nbytes} bytes at {place} end after the buffer's {len(mapped)}")
-        return mapped[place.offset : place.offset + nbytes]
-
-
-def _map(place: Place) -> Tensor:
-    fd = os.open(f"/proc/{place.pid}/fd/{place.fd}", os.O_RDWR | os.O_CLOEXEC)
-    try:
-        if os.fstat(fd).st_ino != place.inode:
-            raise ValueError(f"the buffer at {place} is gone")
-        # Writable only because torch knows no other tensors.
-        return torch.frombuffer(mmap.mmap(fd, 0), dtype=torch.uint8)
-    finally:
-        os.close(fd)
+            # Another one may go for it, and is pinned no more before this one is.
+            mapped = self._mapped[key] = MappedBuffer(place)
+            if self._gpu is not None:
+                mapped.pin_error = pin(mapped, self._gpu)
+        return mapped

@@ -38,8 +38,9 @@ class WeightBusConfig(StrictModel):
             "barrier": all in service commit together, after the slowest has staged.
         canary_max_gap: largest difference between a logprob of a replica and the trainer's,
             nats, before the replica loses its lease and is sent everything again; a 64th of it
-            on average. None: 0.01 for weights in float32, 2 in float16, 10 in bfloat16. Once
-            there are 8 good answers, an answer may not differ much more than those, either.
+            on average. None: 0.01 for weights in float32, 2 in float16, 10 in bfloat16 and for
+            quantised engines. Once there are 8 good answers, an answer may not differ much more
+            than those, either.
         retry_s: pause before the first retry of a failed update; doubles up to
             `retry_max_s`.
         retry_max_s: longest pause between retries.

@@ -3,10 +3,12 @@
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from services.observability.metrics import RolloutMetrics
 from services.protocol.errors import NotReady
 from services.protocol.weights.hello import ReplicaHello
 from services.protocol.weights.replica_control import (
@@ -100,7 +102,7 @@ class ScriptedLoader:
         self.sends: list[str] = []
         self.ended: list[str] = []
         self.error: Exception | None = None
-        self.closed = False
+        self.closed = self.pageable = False
         self.receiver = self
 
     async def stage(self, order: StageWeights) -> float:
@@ -260,6 +262,21 @@ async def test_stage_and_commit_are_reported_with_what_the_bus_needs(scene: Scen
     done = await scene.next(scene.bus.reports)
     assert (done.phase, done.version, done.error) == (Phase.COMMIT, 3, None)
     assert done.paused_s == pytest.approx(0.02)
+
+
+async def test_a_stage_in_pageable_memory_is_counted(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: asyncio.Queue[str] = asyncio.Queue()
+    count = SimpleNamespace(inc=lambda tags: counted.put_nowait(tags["result"]))
+    monkeypatch.setattr(RolloutMetrics, "orders", count)
+    for pageable, expected in ((False, ["done"]), (True, ["done", "pageable"])):
+        scene.loader.pageable = pageable
+        prefix = f"{pageable}/t0"
+        scene.loader.gates[prefix] = asyncio.Event()
+        scene.loader.gates[prefix].set()
+        scene.bus.orders.put_nowait(stage(3, prefix))
+        assert [await scene.next(counted) for _ in expected] == expected
 
 
 async def test_a_failure_is_reported_and_the_member_goes_on(scene: Scene) -> None:

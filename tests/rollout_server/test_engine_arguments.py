@@ -69,6 +69,12 @@ def test_a_check_of_a_deployment_file_asks_vllm() -> None:
     assert refused.value.fix == "vLLM has no such argument; the nearest is kv_cache_dtype."
 
 
+def test_a_check_refuses_a_quantisation_into_which_nothing_can_be_loaded() -> None:
+    config = RolloutServerConfig(model="m", dtype="bfloat16", engine_args={"quantization": "awq"})
+    with pytest.raises(InvalidInput, match="use one of fp8"):
+        check_engine_arguments({"rollout_server": config}, source="deploy.yaml")
+
+
 def test_a_check_without_engine_arguments_loads_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("subprocess.run")
     config = RolloutServerConfig(model="m")

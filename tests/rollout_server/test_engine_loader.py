@@ -23,6 +23,7 @@ class ScriptedEngine:
         self.finish_error: Exception | None = None
         self.hang = False
         self.torn = False
+        self.pin_error = 0
         self.loaded: int | None = None
         self.renderer = self.engine_core = self
 
@@ -52,6 +53,8 @@ class ScriptedEngine:
     async def collective_rpc(
         self, method: str, timeout: float | None = None, args: tuple[Any, ...] = ()
     ) -> list[Any]:
+        if method == "pin_error":
+            return [0, self.pin_error]
         self.calls.append(method)
         if self.hang:
             raise TimeoutError
@@ -117,6 +120,14 @@ async def test_a_commit_stops_loads_labels_and_goes_on(in_flight: str, pause: An
     await one.commit(4)
     assert engine.calls == [pause, ("finish", "4"), "resume"]
     assert one.committed_version == 4
+
+
+async def test_a_stage_says_whether_a_worker_will_load_from_pageable_memory() -> None:
+    engine = ScriptedEngine()
+    one = loader(engine)
+    for engine.pin_error, expected in ((0, False), (2, True), (0, False)):
+        await stage(one, engine, 3)
+        assert one.pageable == expected
 
 
 async def test_a_commit_that_was_carried_out_is_not_carried_out_again() -> None:

@@ -8,6 +8,7 @@ import torch
 
 from services.trainer.snapshot import copy_stream
 from services.trainer.snapshot.copy_stream import CopyStream
+from services.transport import pinned_memory
 from services.transport.shared_memory import SharedBuffer
 from tests.trainer.fake_cuda_streams import FakeCuda, OnDevice
 
@@ -16,6 +17,7 @@ from tests.trainer.fake_cuda_streams import FakeCuda, OnDevice
 def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     fake = FakeCuda()
     monkeypatch.setattr(torch, "cuda", fake)
+    monkeypatch.setattr(pinned_memory, "_forget_error", lambda: None)
     return fake
 
 

@@ -152,6 +152,8 @@ class BusMember:
         prefix = order.links[0].prefix if order.links else ""
         report = self._report(Phase.STAGE, order.manifest.version, prefix=prefix)
         await self._report_end(report, self._loader.stage(order))
+        if self._loader.pageable:
+            self._count(Phase.STAGE, "pageable")
 
     async def _commit(self, order: CommitWeights) -> None:
         # A proof under way would be about tokens of two versions.

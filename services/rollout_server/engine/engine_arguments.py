@@ -17,6 +17,7 @@ from services.protocol.errors import InvalidInput
 from services.protocol.model_source import name_or_path
 from services.rollout_server.config import RolloutServerConfig
 from services.rollout_server.engine.vllm_patches.argument_parser import ArgumentParser
+from services.rollout_server.quantisation import check_quantisation
 
 _PACKAGE = "services.rollout_server"
 _OURS = ("weight_transfer_config", "worker_extension_cls", "distributed_executor_backend")
@@ -110,7 +111,9 @@ def main() -> None:
     """Check the configuration on standard input."""
     refused = None
     try:
-        server_arguments(RolloutServerConfig.model_validate_json(sys.stdin.read()))
+        config = RolloutServerConfig.model_validate_json(sys.stdin.read())
+        server_arguments(config)
+        check_quantisation(config, {})
     except InvalidInput as problem:
         refused = (problem.field, problem.value, problem.fix)
     sys.stdout.write(f"\n{json.dumps(refused)}\n")

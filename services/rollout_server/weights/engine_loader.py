@@ -48,6 +48,8 @@ class EngineLoader:
             failed half-way, and when what is served is not what the trainer sent.
         torn: a commit failed half-way, or the weights were dropped; generation stands still
             until a commit succeeds.
+        pageable: CUDA has not registered the memory of the version staged last, so that its load
+            will be slow; the workers have logged why.
         held: why the engine may not work. A commit resumes no paused engine and loads into none
             that sleeps or whose device is lent.
         wake: called instead of resuming, once, after the next commit: what an engine that
@@ -75,7 +77,7 @@ class EngineLoader:
         self._received = False  # by this replica and not by its node's relay
         self._update_open = False  # on the workers, which refuse to open another
         self.committed: WeightManifest | None = None
-        self.torn = False
+        self.torn = self.pageable = False
         self.held = Hold.NONE
         self.wake: Callable[[], Awaitable[object]] | None = None
 
@@ -117,9 +119,12 @@ class EngineLoader:
         self._update_open = True
         async with asyncio.timeout(_RPC_TIMEOUT_S):
             # Handed over together: a busy engine takes calls only between two steps.
-            await asyncio.gather(
-                self._engine.start_weight_update(), self._engine.update_weights(_request(info))
+            _, _, pin_errors = await asyncio.gather(
+                self._engine.start_weight_update(),
+                self._engine.update_weights(_request(info)),
+                self._rpc("pin_error"),
             )
+        self.pageable = any(pin_errors)
         self._staged = order.manifest
         return seconds
 

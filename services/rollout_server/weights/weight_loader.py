@@ -70,7 +70,7 @@ class StagedWeightLoader(WeightTransferEngine[NoInit, StagedInfo]):
         super().__init__(*args)
         if hasattr(self.model, "lora_manager"):
             adapter_load.leave_ends_alone(self.model)
-        self._mappings = Mappings(kept=1)
+        self._mappings = Mappings(kept=1, gpu=self.device if self.device.type == "cuda" else None)
         self._staged: VersionBytes | None = None
         self.torn = False
         self.committed: dict[str, Any] = {"version": None, "digest": ""}
@@ -120,6 +120,11 @@ class StagedWeightLoader(WeightTransferEngine[NoInit, StagedInfo]):
         self.committed = {"version": staged.manifest.version, "digest": staged.manifest.digest}
         self._staged = None
 
+    @property
+    def pin_error(self) -> int:
+        """See `Mappings.pin_error`."""
+        return self._mappings.pin_error
+
     def abandon(self) -> None:
         """Forget what was staged."""
         self._staged = None
@@ -154,6 +159,10 @@ class WeightLoaderExtension:
         """
         self.weight_transfer_engine.finish_weight_update()
         weight_updates.close(self)
+
+    def pin_error(self) -> int:
+        """See `Mappings.pin_error`."""
+        return self.weight_transfer_engine.pin_error
 
     def weights_digest(self) -> dict[str, Any]:
         """Version and digest of the bytes that were loaded last, and whether it is torn."""

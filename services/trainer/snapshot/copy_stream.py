@@ -8,13 +8,11 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
-from services.observability.log import Log
+from services.transport.pinned_memory import pin
 from services.transport.shared_memory import SharedBuffer
 
 PIECE = 1 << 24
 """Elements that are converted on the device at a time: 32 MiB of bfloat16."""
-
-_log = Log("trainer")
 
 
 class CopyStream:
@@ -62,22 +60,6 @@ class CopyStream:
         """Let what is asked of the device from now on wait until all weights are read."""
         if self._read is not None:
             torch.cuda.current_stream().wait_event(self._read)
-
-
-def pin(buffer: SharedBuffer) -> None:
-    """Register a buffer with CUDA for as long as it lives, for copies that no thread waits for.
-
-    Without, copies are right but slow: CUDA passes them through memory of its own.
-    """
-    address, nbytes = buffer.bytes.data_ptr(), buffer.bytes.nbytes
-    runtime = torch.cuda.cudart()
-    if not nbytes:
-        return
-    if code := int(runtime.cudaHostRegister(address, nbytes, 0)):
-        _log.warning("snapshot_not_pinned", bytes=nbytes, cuda_error=code)
-        return
-    # It runs before the buffer's own memory goes.
-    weakref.finalize(buffer, runtime.cudaHostUnregister, address).atexit = False
 
 
 def _done() -> None:

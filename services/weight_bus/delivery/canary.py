@@ -124,4 +124,7 @@ class Canary:
         if answer.canary_unmoved:
             BusMetrics.canary_unmoved.inc(tags=tags)
             log.warning("canary did not move", replica=self._replica_id, version=answer.version)
-        return self._context.good_gaps.judge(self._replica_id, gaps, self._manifest)
+        replica = self._context.replicas.get(self._replica_id)
+        quantised = replica is not None and replica.hello.quantised
+        good = self._context.good_gaps
+        return good.judge(self._replica_id, gaps, self._manifest, quantised=quantised)

@@ -79,8 +79,12 @@ class GoodGaps:
         self._proved = -1  # the highest version with a good answer
         self._doubted: dict[str, int] = {}  # replicas, and the version since which they are
 
-    def judge(self, replica_id: str, gaps: Gaps, manifest: WeightManifest) -> str | None:
+    def judge(
+        self, replica_id: str, gaps: Gaps, manifest: WeightManifest, *, quantised: bool = False
+    ) -> str | None:
         """Why an answer is wrong; None: it is good, and is remembered.
+
+        A `quantised` engine is bound as if bfloat16 weights had been sent, whatever came.
 
         Gaps may grow at once where the policy changes fast. They are a new measure if they stay
         so after everything was sent again, and no other replica has given a better answer since.
@@ -89,10 +93,11 @@ class GoodGaps:
             self._sequences = manifest.canary
             self._good.clear()
             self._doubted.clear()
-        problem = self._beyond_bounds(gaps, manifest)
+        dtype = Dtype.BFLOAT16 if quantised else _coarsest(manifest)
+        problem = self._beyond_bounds(gaps, dtype)
         if problem is not None:
             return problem
-        problem = self._unlike_others(gaps, manifest)
+        problem = self._unlike_others(gaps, dtype)
         if problem is not None:
             is_again = replica_id in self._doubted
             if not is_again or self._proved >= self._doubted[replica_id]:
@@ -106,8 +111,8 @@ class GoodGaps:
         self._good.append(gaps)
         return None
 
-    def _beyond_bounds(self, gaps: Gaps, manifest: WeightManifest) -> str | None:
-        largest = self._max_gap or LARGEST[_coarsest(manifest)]
+    def _beyond_bounds(self, gaps: Gaps, dtype: Dtype) -> str | None:
+        largest = self._max_gap or LARGEST[dtype]
         if gaps.largest > largest:
             return (
                 f"logprobs differ from the trainer's by up to {gaps.largest:.3g} nats, "
@@ -120,8 +125,8 @@ class GoodGaps:
             )
         return None
 
-    def _unlike_others(self, gaps: Gaps, manifest: WeightManifest) -> str | None:
-        if len(self._good) < ENOUGH or gaps.mean <= ROUNDING[_coarsest(manifest)]:
+    def _unlike_others(self, gaps: Gaps, dtype: Dtype) -> str | None:
+        if len(self._good) < ENOUGH or gaps.mean <= ROUNDING[dtype]:
             return None
         times = 1 + SPREADS / math.sqrt(gaps.tokens)
         for name, gap, good in (

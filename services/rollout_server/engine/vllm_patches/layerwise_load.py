@@ -16,6 +16,8 @@ from vllm.model_executor.model_loader.reload import (
 )
 from vllm.platforms import current_platform
 
+from services.rollout_server.engine.vllm_patches.quantised_load import quantise_on_load
+
 
 @torch.no_grad()
 def load(model: Any, model_config: Any, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
@@ -25,9 +27,12 @@ def load(model: Any, model_config: Any, tensors: Iterator[tuple[str, torch.Tenso
         ValueError: a parameter of the model got no tensor.
         Exception: from vLLM's loaders, e.g. for an unknown name or a wrong shape.
     """
-    expected = {name for name, _ in model.named_parameters()}
+    live = {name for name, _ in model.named_parameters()}
     try:
         initialize_layerwise_reload(model)
+        # Of what kernels hold only what a checkpoint has, too: others are made while it is loaded.
+        expected = live & {name for name, _ in model.named_parameters()}
+        expected -= quantise_on_load(model)
         loaded = model.load_weights(tensors)
         finalize_layerwise_reload(model, model_config)  # type: ignore[no-untyped-call]
     except BaseException:
