@@ -156,6 +156,9 @@ class FakeTrainer:
         self.train_s = 0.0
         self.starts: list[RunStart] = []
         self.profiles: list[ProfileRequest] = []
+        self.shares_devices = False
+        self.turns: list[str] = []
+        self.lenders_away = 0  # turns that engines do not make room for
         self.entered = asyncio.Event()
         self.hold: asyncio.Event | None = None
 
@@ -222,6 +225,15 @@ class FakeTrainer:
         self.frontiers[start.checkpoint_dir, self.step] = frontier
         return CheckpointReport(saved_step=self.step)
 
+    async def begin_turn(self) -> None:
+        self.turns.append(f"begin before {self.step + 1}")
+        if self.lenders_away:
+            self.lenders_away -= 1
+            raise NotReady("rollout servers have not freed their devices")
+
+    async def end_turn(self) -> None:
+        self.turns.append(f"end behind {self.step}")
+
     async def logprobs(self, sequences: list[list[int]]) -> list[list[float]]:
         raise NotImplementedError
 
@@ -239,6 +251,7 @@ class FakeTrainer:
             world_size=2,
             parameters=1,
             frontier=self.frontier,
+            shares_devices=self.shares_devices,
         )
 
 

@@ -339,6 +339,29 @@ async def test_the_reward_service_may_restart(tmp_path: Path) -> None:
         assert (status.state, status.ledger.failed) == (RunState.FINISHED, 0), status.detail
 
 
+async def test_each_train_step_is_one_turn_where_the_trainer_shares_devices(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path) as cluster:
+        cluster.trainer.shares_devices = True
+        status = await run_to_end(cluster, cluster.run_config(steps=3))
+        assert status.state is RunState.FINISHED, status.detail
+        expected = [(f"begin before {step}", f"end behind {step}") for step in (1, 2, 3)]
+        assert cluster.trainer.turns == [one for pair in expected for one in pair]
+
+
+async def test_a_turn_ends_when_its_step_fails_and_the_run_goes_on(tmp_path: Path) -> None:
+    async with world(tmp_path) as cluster:
+        cluster.trainer.shares_devices = True
+        cluster.trainer.die_before, cluster.trainer.lenders_away = {2}, 1
+        status = await run_to_end(cluster, cluster.run_config(steps=3))
+        assert status.state is RunState.FINISHED, status.detail
+        turns = cluster.trainer.turns
+        assert turns[:3] == ["begin before 1", "begin before 1", "end behind 1"]
+        assert turns[3:5] == ["begin before 2", "end behind -1"]
+        assert turns[-2:] == ["begin before 3", "end behind 3"]
+
+
 @pytest.mark.parametrize("schedule", PRESETS, ids=lambda schedule: schedule["preset"])
 @pytest.mark.parametrize("moment", ["die_before", "die_after"])
 async def test_a_dead_trainer_comes_back_and_no_prompt_is_lost_or_trained_twice(
