@@ -22,6 +22,7 @@ PREFIX = "10.213.77"
 """Nobody else sees these addresses, so they need not be free on the host."""
 
 _STARTED_S = 20.0
+_ENDED_S = 120.0
 
 
 def why_not() -> str | None:
@@ -88,7 +89,7 @@ class Space:
         """End everything here: without their first process the others die, too."""
         assert self._keeper.stdin is not None
         self._keeper.stdin.close()
-        self._keeper.wait(_STARTED_S)
+        self._keeper.wait(_ENDED_S)
 
 
 class Machine(Space):
