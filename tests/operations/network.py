@@ -23,6 +23,7 @@ PREFIX = "10.213"
 _FIRST = 77  # subnet of the first cables
 
 _STARTED_S = 20.0
+_ENDED_S = 120.0
 
 
 def why_not() -> str | None:
@@ -89,7 +90,7 @@ class Space:
         """End everything here: without their first process the others die, too."""
         assert self._keeper.stdin is not None
         self._keeper.stdin.close()
-        self._keeper.wait(_STARTED_S)
+        self._keeper.wait(_ENDED_S)
 
 
 class Machine(Space):

@@ -3,6 +3,7 @@
 import copy
 import json
 import shlex
+import subprocess
 import sys
 import sysconfig
 import time
@@ -97,7 +98,7 @@ class OnPremises:
 
     def prepare(self) -> Self:
         """Give every host its root, its purpose and its SSH server, and the user a key."""
-        self._shared.chmod(0o777)
+        subprocess.run(["chmod", "--recursive", "a+rwX", self._shared], check=True)
         for machine in (self._desk, *self.hosts.values()):
             hosts.give_own_root(machine, self._disk, self._shared, _SETTINGS)
         key = f"/root/{_KEY}"
