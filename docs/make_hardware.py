@@ -8,8 +8,9 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from millrace_tools.capacity.engine_memory import ENGINE_GIB
 from millrace_tools.capacity.known_shapes import KNOWN_SHAPES
-from millrace_tools.capacity.sizing import ENGINE_GIB, Sizing
+from millrace_tools.capacity.sizing import Sizing
 from services.reward_service.config import RewardServiceConfig
 from services.rollout_server.config import RolloutServerConfig
 from services.trainer.config import LoraConfig, TrainerConfig
@@ -161,7 +162,7 @@ def division(shape: ModelShape, lora: LoraConfig | None, gpus: int, gib: int) ->
 
 def _engine_fits(shape: ModelShape, lora: LoraConfig | None, size: int, gib: int) -> bool:
     divisible = shape.heads % size == 0
-    return divisible and _sizing(shape, lora, 1, size, gib).kv_tokens >= CACHED_TOKENS
+    return divisible and _sizing(shape, lora, 1, size, gib).engine.kv_tokens >= CACHED_TOKENS
 
 
 def _sizing(

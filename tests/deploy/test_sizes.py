@@ -260,4 +260,4 @@ def test_with_relays_a_node_holds_the_weights_once_and_its_engines_none() -> Non
     assert shared["host memory of a node's relay"].startswith("2 x 27.5 of staged weights")
     assert alone["host memory of an engine"].startswith("2 x 27.5 of staged weights")
     assert "host memory of a node's relay" not in alone
-    assert without.engine_host_gib - sizing.engine_host_gib == 2 * sizing.weights_gib
+    assert without.engine.host_gib - sizing.engine.host_gib == 2 * sizing.engine.weights_gib
