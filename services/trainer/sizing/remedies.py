@@ -42,7 +42,7 @@ def check_fits(
     fix = f"A rank needs about {needed:.1f} GiB of its GPU's {gpu_gib:.1f}"
     if beside:
         told = " and ".join(f"{size:.1f} for {name}" for name, size in beside.items())
-        fix += f", beside {told},"
+        fix += f", beside {told}"
     if training.longest_row > training.trainer.micro_batch_tokens:
         fix += f" for a row of {training.longest_row:,} tokens, the engines' max_model_len"
     fix += ". "
