@@ -8,7 +8,7 @@ from millrace_tools.capacity.engine_memory import EngineMemory
 from millrace_tools.capacity.known_shapes import KNOWN_SHAPES
 from millrace_tools.capacity.model_shape import shape_of
 from millrace_tools.capacity.shared_gpu import SharedGpu
-from millrace_tools.capacity.sizing import beside_ranks_gib, relays_of, training_of
+from millrace_tools.capacity.sizing import relays_of, training_of
 from services.protocol.model_source import name_or_path
 from services.protocol.run.orchestrator import RunConfig
 from services.trainer.sizing.host import check_host
@@ -51,5 +51,6 @@ def check_memory(
     if nodes is not None and host_gib:
         gpus = int(max(one.resources.get("GPU", 0.0) for one in nodes.types))
         together = training.trainer.ranks_per_node or min(gpus, training.trainer.world_size)
-        beside = beside_ranks_gib(engine, together)
+        engines = together // rollout.tensor_parallel_size
+        beside = engines * engine.host_gib + engine.relay_gib
         check_host(training, host_gib, together=together, beside_gib=beside)

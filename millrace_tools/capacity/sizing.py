@@ -181,19 +181,20 @@ class Sizing:
                 f"{RELAY_VERSIONS} x {engine.weights_gib:.1f} of staged weights + {RELAY_GIB:.1f} "
                 f"of the process = {engine.relay_gib:.1f} GiB",
             )
-        if self.shared_gpu is not None:
-            gpus = self.trainer.ranks_per_node or self.trainer.world_size
+        if self.shared_gpu is not None and self.trainer.ranks_per_node is None:
             yield (
-                f"host memory of a node with {gpus} of these GPUs",
-                f"{gpus} x {each:.1f} of ranks + {gpus // workers} x {engine.host_gib:.1f} of "
-                f"engines + {engine.relay_gib:.1f} of the relay = {self.node_gib(gpus):.1f} GiB",
+                "host memory of all on one node",
+                f"{self.trainer.world_size} x {each:.1f} of ranks + {self.rollout.replicas} x "
+                f"{engine.host_gib:.1f} of engines + {engine.relay_gib:.1f} of the relay = "
+                f"{self.one_node_gib:.1f} GiB",
             )
         yield "disk of checkpoints", f"{checkpoint_disk(self.training) / 1e9:.0f} GB"
 
-    def node_gib(self, gpus: int) -> float:
-        """Host memory of a node whose GPUs, so many, are shared by ranks and engines."""
-        ranks = gpus * sum(host_parts(self.training).values()) / GIB
-        return ranks + beside_ranks_gib(self.engine, gpus)
+    @property
+    def one_node_gib(self) -> float:
+        """Host memory of a node that has all ranks and engines."""
+        ranks = self.trainer.world_size * sum(host_parts(self.training).values()) / GIB
+        return ranks + self.rollout.replicas * self.engine.host_gib + self.engine.relay_gib
 
     def problems(self) -> Iterator[str]:
         """A sentence for each part beside the ranks that will not fit by these estimates."""
@@ -213,11 +214,6 @@ def _sum(parts: Mapping[str, float]) -> str:
     return " + ".join(f"{size / GIB:.1f} of {use}" for use, size in parts.items()) + (
         f" = {total:.1f} GiB"
     )
-
-
-def beside_ranks_gib(engine: EngineMemory, gpus: int) -> float:
-    """Host memory of engines and relay on a node with so many shared GPUs."""
-    return gpus // engine.rollout.tensor_parallel_size * engine.host_gib + engine.relay_gib
 
 
 def relays_of(configs: Mapping[str, Any]) -> bool:
