@@ -1,11 +1,11 @@
 """Writes deploy/sizes, and the figures in the comments of all deployment files for GPUs.
 
 `python deploy/make_sizes.py`, after the sizing or one of the cluster files has changed. Each file
-of deploy/sizes is a cluster file with other values.
+of deploy/sizes is a cluster file with other values; those with a run file have the values that
+`millrace init` chooses.
 """
 
 import re
-import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +16,24 @@ import yaml
 from millrace_tools.capacity.known_shapes import KNOWN_SHAPES
 from millrace_tools.capacity.sizing import Sizing, relays_of
 from millrace_tools.deploy.deployment import Deployment
+from millrace_tools.sizes.pair import (
+    ENGINE,
+    MICRO_BATCH,
+    ROLLOUT,
+    SLOT_CPUS,
+    SLOTS,
+    TRAINER,
+    adapter_line,
+)
+from millrace_tools.sizes.shipped import SHIPPED, shipped_pair
+from millrace_tools.sizes.text import RUN_LINE, replaced, with_figures, with_model
 from services.protocol.model_source import name_or_path
 from services.protocol.run.orchestrator import RunConfig
+from services.trainer.config import LoraConfig
 
 DEPLOY = Path(__file__).parent
 GPU_GIB = 80.0
 CLUSTERS = ("cluster.yaml", "cluster-4-nodes.yaml", "cluster-32-nodes.yaml")
-_WIDTH = 96
-_FOR = re.compile(r"^# For (.*?) and (examples/\S+?\.yaml).*$", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,25 +59,19 @@ def _served(model: str) -> str:
     return model.partition("/")[2].lower()
 
 
-_TRAINER = "    world_size: 4\n    ranks_per_node: 4  # on one node, and all of them at once\n"
-_ENGINE = "    tensor_parallel_size: 1  # GPUs of an engine, on one node\n"
-_ROLLOUT = "    served_model_name: qwen3-4b\n    replicas: 4\n"
 _FOUR_RANKS = "    world_size: 8\n    ranks_per_node: 8\n"
 _FOUR_ENGINES = "    replicas: 12\n"
 _TWELVE = "    tensor_parallel_size: 2\n"
-_MICRO, _HALF = "    micro_batch_tokens: 32768\n", "    micro_batch_tokens: 16384\n"
+_HALF = "    micro_batch_tokens: 16384\n"
+_FEW_SLOTS = {SLOTS: "    slots: 16\n", SLOT_CPUS: "    num_cpus: 16\n"}
 _GSM8K, _DEEPCODER = "examples/gsm8k/run.yaml", "examples/deepcoder/run.yaml"
-
-
-def _adapter(rank: int) -> tuple[str, str]:
-    """The adapter in trainer and rollout server."""
-    trainer = f"    lora: {{rank: {rank}, alpha: {2 * rank}, push: adapter}}\n"
-    return trainer, f"    lora_rank: {rank}\n"
+_ADAPTER = adapter_line(LoraConfig(rank=32, alpha=64, push="adapter"))
+_ADAPTER_RANK = "    lora_rank: 32\n"
 
 
 def _shared_by(ranks: int) -> str:
     """A micro-batch that so many ranks share."""
-    return f"{_MICRO}    context_parallel: {ranks}\n"
+    return f"{MICRO_BATCH}    context_parallel: {ranks}\n"
 
 
 SIZES = {
@@ -77,11 +81,10 @@ SIZES = {
         model="Qwen/Qwen3-8B",
         run=_GSM8K,
         lines={
-            _TRAINER: "    world_size: 1\n    ranks_per_node: 1\n" + _adapter(32)[0],
-            _MICRO: _HALF,
-            _ROLLOUT: "    served_model_name: qwen3-8b\n    replicas: 1\n" + _adapter(32)[1],
-            "    slots: 96  # sandboxes at a time, a core each\n": "    slots: 16\n",
-            "    num_cpus: 96  # reserved for them\n": "    num_cpus: 16\n",
+            TRAINER: "    world_size: 1\n    ranks_per_node: 1\n" + _ADAPTER,
+            MICRO_BATCH: _HALF,
+            ROLLOUT: "    served_model_name: qwen3-8b\n    replicas: 1\n" + _ADAPTER_RANK,
+            **_FEW_SLOTS,
         },
     ),
     "2-gpus-8b.yaml": Size(
@@ -91,12 +94,11 @@ SIZES = {
         run=_GSM8K,
         lines={
             # Sums stay on the GPU: the CPU would add up 30 GiB in each of 256 micro-batches.
-            _TRAINER: "    world_size: 1\n    ranks_per_node: 1\n    offload: all\n"
+            TRAINER: "    world_size: 1\n    ranks_per_node: 1\n    offload: all\n"
             "    gradient_sync: last_micro_batch\n",
-            _MICRO: _HALF,
-            _ROLLOUT: "    served_model_name: qwen3-8b\n    replicas: 1\n",
-            "    slots: 96  # sandboxes at a time, a core each\n": "    slots: 16\n",
-            "    num_cpus: 96  # reserved for them\n": "    num_cpus: 16\n",
+            MICRO_BATCH: _HALF,
+            ROLLOUT: "    served_model_name: qwen3-8b\n    replicas: 1\n",
+            **_FEW_SLOTS,
         },
     ),
     "8-gpus-8b.yaml": Size(
@@ -105,8 +107,8 @@ SIZES = {
         model="Qwen/Qwen3-8B",
         run=_GSM8K,
         lines={
-            _MICRO: _HALF,
-            _ROLLOUT: "    served_model_name: qwen3-8b\n    replicas: 4\n",
+            MICRO_BATCH: _HALF,
+            ROLLOUT: "    served_model_name: qwen3-8b\n    replicas: 4\n",
         },
     ),
     "8-gpus-14b.yaml": Size(
@@ -115,10 +117,10 @@ SIZES = {
         model="Qwen/Qwen3-14B",
         run=_GSM8K,
         lines={
-            _TRAINER: "    world_size: 6\n    ranks_per_node: 6\n",
-            _MICRO: _shared_by(2),
-            _ROLLOUT: "    served_model_name: qwen3-14b\n    replicas: 1\n",
-            _ENGINE: "    tensor_parallel_size: 2\n",
+            TRAINER: "    world_size: 6\n    ranks_per_node: 6\n",
+            MICRO_BATCH: _shared_by(2),
+            ROLLOUT: "    served_model_name: qwen3-14b\n    replicas: 1\n",
+            ENGINE: "    tensor_parallel_size: 2\n",
         },
     ),
     "8-gpus-32b-lora.yaml": Size(
@@ -127,10 +129,10 @@ SIZES = {
         model="Qwen/Qwen3-32B",
         run=_GSM8K,
         lines={
-            _TRAINER: _TRAINER + _adapter(32)[0],
-            _MICRO: _HALF,
-            _ROLLOUT: "    served_model_name: qwen3-32b\n    replicas: 2\n" + _adapter(32)[1],
-            _ENGINE: "    tensor_parallel_size: 2\n",
+            TRAINER: TRAINER + _ADAPTER,
+            MICRO_BATCH: _HALF,
+            ROLLOUT: "    served_model_name: qwen3-32b\n    replicas: 2\n" + _ADAPTER_RANK,
+            ENGINE: "    tensor_parallel_size: 2\n",
         },
     ),
     "2-nodes-30b-a3b.yaml": Size(
@@ -139,7 +141,7 @@ SIZES = {
         model="Qwen/Qwen3-30B-A3B",
         run=_DEEPCODER,
         lines={
-            _MICRO: _shared_by(4),
+            MICRO_BATCH: _shared_by(4),
             "    served_model_name: qwen3-14b\n": "    served_model_name: qwen3-30b-a3b\n",
             _FOUR_ENGINES: "    replicas: 4\n",
         },
@@ -151,7 +153,7 @@ SIZES = {
         run=_DEEPCODER,
         lines={
             _FOUR_RANKS: "    world_size: 16\n    ranks_per_node: 8\n",
-            _MICRO: _shared_by(2),
+            MICRO_BATCH: _shared_by(2),
             "    served_model_name: qwen3-14b\n": "    served_model_name: qwen3-32b\n",
             _FOUR_ENGINES: "    replicas: 4\n",
             _TWELVE: "    tensor_parallel_size: 4\n",
@@ -164,7 +166,7 @@ SIZES = {
         run=_DEEPCODER,
         lines={
             _FOUR_RANKS: "    world_size: 64\n    ranks_per_node: 8\n",
-            _MICRO: _shared_by(2),
+            MICRO_BATCH: _shared_by(2),
             "    served_model_name: qwen3-14b\n": "    served_model_name: qwen2.5-72b\n",
             _FOUR_ENGINES: "    replicas: 16\n",
             _TWELVE: "    tensor_parallel_size: 4\n",
@@ -180,8 +182,9 @@ def sizing(file: Path, text: str) -> Sizing:
     Raises:
         InvalidInput: it cannot be deployed.
     """
-    found = _FOR.search(text)
+    found = RUN_LINE.search(text)
     assert found is not None, f"{file} names no run file"
+    gib = re.search(r"--gpu-gib (\d+)", text[: found.start()])
     changes = dict(re.findall(r"`(model|batch_groups): (\S+)`", found.group(0)))
     values = {key: yaml.safe_load(value) for key, value in changes.items()}
     run = RunConfig.from_yaml(DEPLOY.parent / found.group(2)).model_copy(update=values)
@@ -192,42 +195,19 @@ def sizing(file: Path, text: str) -> Sizing:
         trainer=configs["trainer"],
         rollout=configs["rollout_server"],
         reward=configs["reward_service"],
-        gpu_gib=GPU_GIB,
+        gpu_gib=float(gib.group(1)) if gib else GPU_GIB,
         relays=relays_of(configs),
         run=run,
     )
 
 
-def with_figures(file: Path, text: str) -> str:
-    """The text with the figures of its values below the line that names model and run."""
-    found = _FOR.search(text)
-    assert found is not None, f"{file} names no run file"
-    comment = "".join(
-        textwrap.fill(
-            f"{name}: {value}",
-            _WIDTH,
-            initial_indent="#   ",
-            subsequent_indent="#     ",
-            break_on_hyphens=False,
-        )
-        + "\n"
-        for name, value in sizing(file, text).figures()
-    )
-    head, tail = text[: found.end() + 1], text[found.end() + 1 :]
-    rest = re.sub(r"\A(?:#   .*\n)*", "", tail)
-    return head + comment + rest
-
-
 def made(name: str, size: Size) -> str:
     """The text of a file of deploy/sizes."""
     text = (DEPLOY / size.base).read_text(encoding="utf-8")
-    start = text.index("proxy_location")
     (nodes,) = re.findall(r"^# Nodes: .*\n", text, re.MULTILINE)
-    body = text[start:]
-    for old, new in size.lines.items():
-        assert body.count(old) == 1, f"{size.base} does not have once: {old}"
-        body = body.replace(old, new)
-    body = re.sub(r"&model hf://\S+.*", f"&model hf://{size.model}", body)
+    source = str(DEPLOY / size.base)
+    body = replaced(text[text.index("proxy_location") :], size.lines, source=source)
+    body = with_model(body, f"hf://{size.model}")
     run = RunConfig.from_yaml(DEPLOY.parent / size.run)
     served = _served(size.model)
     changed = "" if run.model == served else f" with `model: {served}`"
@@ -238,17 +218,21 @@ def made(name: str, size: Size) -> str:
         f"{nodes}#\n"
         f"# For {size.model.partition('/')[2]} and {size.run}{changed}:\n"
     )
-    return with_figures(DEPLOY / "sizes" / name, head + body)
+    return with_figures(head + body, sizing(DEPLOY / "sizes" / name, head + body))
 
 
 def main() -> None:
     """Write all files."""
     for name in CLUSTERS:
         file = DEPLOY / name
-        file.write_text(with_figures(file, file.read_text(encoding="utf-8")), encoding="utf-8")
+        text = file.read_text(encoding="utf-8")
+        file.write_text(with_figures(text, sizing(file, text)), encoding="utf-8")
     (DEPLOY / "sizes").mkdir(exist_ok=True)
-    for name, size in SIZES.items():
-        (DEPLOY / "sizes" / name).write_text(made(name, size), encoding="utf-8")
+    texts = {name: made(name, size) for name, size in SIZES.items()}
+    for name in SHIPPED:
+        texts |= shipped_pair(name, DEPLOY.parent)
+    for name, text in texts.items():
+        (DEPLOY / "sizes" / name).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

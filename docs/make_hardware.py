@@ -5,21 +5,22 @@ models has changed.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
+from millrace_tools.capacity.engine_memory import ENGINE_GIB
 from millrace_tools.capacity.known_shapes import KNOWN_SHAPES
-from millrace_tools.capacity.sizing import ENGINE_GIB, Sizing
-from services.reward_service.config import RewardServiceConfig
-from services.rollout_server.config import RolloutServerConfig
-from services.trainer.config import LoraConfig, TrainerConfig
-from services.trainer.sizing.rank_memory import OVERHEAD_GIB
-from services.trainer.sizing.shape import ModelShape
+from millrace_tools.capacity.shared_gpu import SLEEPING_GIB
+from millrace_tools.sizes.choice import Division, Wish, chosen
+from millrace_tools.sizes.hardware import Hardware
+from services.protocol.placement import Placement
+from services.protocol.run.orchestrator import RunConfig
+from services.trainer.sizing.rank_memory import CONTEXT_GIB, OVERHEAD_GIB
 
 PAGE = Path(__file__).parent / "hardware.md"
 BASELINE = PAGE.parents[1] / "benchmarks" / "baselines" / "rank_memory.json"
 MODELS = (
-    "Qwen/Qwen2.5-0.5B",
+    "Qwen/Qwen3-0.6B",
     "Qwen/Qwen3-1.7B",
     "Qwen/Qwen3-4B",
     "Qwen/Qwen3-8B",
@@ -27,7 +28,11 @@ MODELS = (
     "Qwen/Qwen3-32B",
 )
 MACHINES = (
-    (1, 80, "of any size"),
+    (1, 16, "RTX 4080, A4000"),
+    (1, 24, "RTX 3090, 4090, L4, A10G"),
+    (1, 48, "A6000, A40, L40S"),
+    (1, 80, "A100, H100"),
+    (1, 141, "H200"),
     (2, 16, "RTX 4080, A4000"),
     (2, 24, "RTX 3090, 4090, L4, A10G"),
     (4, 24, "the same"),
@@ -43,10 +48,9 @@ MACHINES = (
 )
 """GPUs of a node, GiB of each, and cards of that size."""
 
-LORA = LoraConfig(rank=32, alpha=64, push="adapter")
-MODEL_LEN = 8192
-CACHED_TOKENS = 4 * MODEL_LEN
-_ENGINE_SIZES = (1, 2, 4, 8)
+ADAPTER_RANK = 32
+LENGTHS = (7168, 8192)
+"""Longest answer, and prompt and answer together, tokens."""
 
 HEAD = f"""# What fits on my hardware
 
@@ -58,7 +62,15 @@ to a count of the tensors of real train steps, and to one GPU with a small model
 an engine to nothing but the memory of a version that it stages. Leave a margin, and begin with a
 few steps.
 
-You need at least two GPUs: ranks of the trainer and engines share none, so a `gpus_per_rank` of
+`millrace init` writes a deployment and a run file for your GPUs, or says what would fit:
+
+```bash
+millrace init --gpus 1 --gpu-gib 24 --model hf://Qwen/Qwen3-0.6B
+millrace init --gpus 2 --gpu-gib 24 --model hf://Qwen/Qwen3-4B --lora 32 --cpus 16
+```
+
+One GPU is enough with `placement: shared`: ranks and engines use the same GPUs in turn. With
+`placement: separate`, the default, they have GPUs of their own, at least two; a `gpus_per_rank` of
 0.5 beside an engine does not work, and `millrace check` refuses it. Without a GPU everything runs
 on CPUs, for models of a few million parameters: `deploy/laptop.yaml`.
 
@@ -73,14 +85,15 @@ on CPUs, for models of a few million parameters: `deploy/laptop.yaml`.
   args: {{replicas: 2, tensor_parallel_size: 2, device: cuda}}
 ```
 
-`4 + 4` are 4 GPUs that train and 4 engines of one GPU. `-` does not fit. A cell divides the GPUs
-of one node as evenly as the model allows; which division is fastest depends on the length of your
-answers ([schedules](schedules.md)).
+`4 + 4` are 4 GPUs that train and 4 engines of one GPU. Under "shared GPUs" `4 x 2` are 4 engines of
+2 GPUs each, and 8 ranks on the same 8 GPUs in turn, `8` are 8 engines and 8 ranks. `-` does not
+fit. `*` fits with `offload: optimizer`, which keeps AdamW's moments in host memory. A cell divides
+the GPUs of one node as evenly as the model allows; which division is fastest depends on the length
+of your answers ([schedules](schedules.md)).
 
-All cells are for bfloat16, activation checkpointing, `micro_batch_tokens: {MODEL_LEN}`,
-`max_model_len: {MODEL_LEN}`, `gpu_memory_utilization: 0.9`, and a KV cache of at least
-{CACHED_TOKENS:,} tokens in each engine. LoRA has rank {LORA.rank} on all linear layers, and pushes
-only the adapter.
+Cells are those that `millrace init` chooses, for bfloat16, activation checkpointing, rows of at
+most {LENGTHS[1]:,} tokens, a KV cache of six such rows in each engine, and a tenth of each GPU to
+spare. LoRA has rank {ADAPTER_RANK} on all linear layers. `--offload all` fits more, slowly.
 """
 COUNTED = """## Sizing against measurement
 
@@ -112,8 +125,15 @@ and a critic where the run has them) and the moment of a step that needs the mos
 {OVERHEAD_GIB:g} GiB for CUDA, NCCL and fragmentation; of an engine its weights, the KV cache, and
 {ENGINE_GIB:g} GiB for activations and CUDA graphs; then host memory of ranks and engines, and the
 disk of checkpoints. `--run` counts what the run asks for. With `--nodes` or `--cluster` the host
-memory of a node's ranks (`ranks_per_node`) must fit, too; ranks compare it with their own node's
-before they load anything.
+memory of a node's ranks must fit, too; ranks compare it with their own node's before they load
+anything.
+
+Of a shared GPU both turns are counted. While the engine samples: `gpu_memory_utilization` of it,
+{CONTEXT_GIB:g} GiB of the rank's CUDA context, and what `trainer.kept_on_gpu` leaves there. While
+the rank trains: all that a rank needs, {SLEEPING_GIB:g} GiB of the sleeping engine, of which 0.7
+for CUDA graphs are not measured, and its weights with `rollout_server.kept_on_gpu: weights`.
+`--figures` says for parameters, moments and weights why they stay or leave, and which
+`kept_on_gpu` would fit.
 
 A model that does not fit its ranks is refused, with the keys that would make it fit, cheapest
 first. If an engine does not fit: a larger `tensor_parallel_size` or a smaller `max_model_len`.
@@ -123,76 +143,43 @@ first. If an engine does not fit: a larger `tensor_parallel_size` or a smaller `
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class Division:
-    """GPUs of a node, divided between training and sampling.
-
-    Attributes:
-        ranks: GPUs that train.
-        engines: number of rollout servers.
-        engine_gpus: GPUs of each.
-    """
-
-    ranks: int
-    engines: int
-    engine_gpus: int
-
-    def __str__(self) -> str:
-        each = "" if self.engine_gpus == 1 else f" x {self.engine_gpus}"
-        return f"{self.ranks} + {self.engines}{each}"
+RUN = RunConfig.from_yaml(PAGE.parents[1] / "examples" / "gsm8k" / "run.yaml")
 
 
-def division(shape: ModelShape, lora: LoraConfig | None, gpus: int, gib: int) -> Division | None:
-    """The most even division that fits and leaves the fewest GPUs unused; None: nothing fits."""
-    each = next((size for size in _ENGINE_SIZES if _engine_fits(shape, lora, size, gib)), None)
-    if each is None:
-        return None
-    fitting = [
-        Division(ranks=ranks, engines=(gpus - ranks) // each, engine_gpus=each)
-        for ranks in range(1, gpus)
-        if gpus - ranks >= each and _sizing(shape, lora, ranks, each, gib).rank_gib <= gib
-    ]
-    return min(
-        fitting,
-        key=lambda one: (gpus - one.ranks - one.engines * each, abs(2 * one.ranks - gpus)),
-        default=None,
-    )
-
-
-def _engine_fits(shape: ModelShape, lora: LoraConfig | None, size: int, gib: int) -> bool:
-    divisible = shape.heads % size == 0
-    return divisible and _sizing(shape, lora, 1, size, gib).kv_tokens >= CACHED_TOKENS
-
-
-def _sizing(
-    shape: ModelShape, lora: LoraConfig | None, ranks: int, engine_gpus: int, gib: int
-) -> Sizing:
-    trainer = TrainerConfig(
-        model="-",
-        world_size=ranks,
-        device="cuda",
-        dtype="bfloat16",
-        gpus_per_rank=1,
-        activation_checkpointing=True,
-        micro_batch_tokens=MODEL_LEN,
+def cell(model: str, hardware: Hardware, placement: Placement, lora: int | None) -> str:
+    """How a model fits; `-` where it does not."""
+    wish = Wish(
+        model=f"hf://{model}",
+        shape=KNOWN_SHAPES[model],
+        hardware=hardware,
+        placement=placement,
+        run=RUN,
+        lengths=(LENGTHS,),
         lora=lora,
+        offload="none",
     )
-    rollout = RolloutServerConfig(
-        model="-",
-        device="cuda",
-        dtype="bfloat16",
-        tensor_parallel_size=engine_gpus,
-        max_model_len=MODEL_LEN,
-    )
-    reward = RewardServiceConfig()
-    return Sizing(shape=shape, trainer=trainer, rollout=rollout, reward=reward, gpu_gib=gib)
+    for mark, one in (("", wish), ("*", replace(wish, offload="optimizer"))):
+        if (found := chosen(one)) is not None:
+            division = Division(
+                ranks=found.trainer.world_size,
+                engines=found.rollout.replicas,
+                engine_gpus=found.rollout.tensor_parallel_size,
+                shared=placement == "shared",
+            )
+            return f"{division}{mark}"
+    return "-"
 
 
 def page() -> str:
     """The text of the page."""
-    whole = f"## The whole model\n\n{_table(None)}"
-    adapter = f"## LoRA\n\n{_table(LORA)}"
-    return "\n".join([HEAD, whole, adapter, COUNTED + _counted(), TAIL])
+    kinds: list[tuple[str, Placement, int | None]] = [
+        ("Shared GPUs, the whole model", "shared", None),
+        ("Shared GPUs, LoRA", "shared", ADAPTER_RANK),
+        ("Separate GPUs, the whole model", "separate", None),
+        ("Separate GPUs, LoRA", "separate", ADAPTER_RANK),
+    ]
+    tables = [f"## {title}\n\n{_table(placement, lora)}" for title, placement, lora in kinds]
+    return "\n".join([HEAD, *tables, COUNTED + _counted(), TAIL])
 
 
 def _counted() -> str:
@@ -220,14 +207,15 @@ def _setting(key: str, value: object) -> str:
     return f"{key}: {str(value).lower() if isinstance(value, bool) else value}"
 
 
-def _table(lora: LoraConfig | None) -> str:
+def _table(placement: Placement, lora: int | None) -> str:
     names = [model.partition("/")[2] for model in MODELS]
     lines = [" | ".join(["GPUs of a node", *names]), " | ".join(["---"] * (len(names) + 1))]
     for gpus, gib, cards in MACHINES:
-        found = (division(KNOWN_SHAPES[model], lora, gpus, gib) for model in MODELS)
-        cells = [str(one) if one else "-" for one in found]
-        size = f"{gpus} x {gib} GiB" if gpus > 1 else "1 GPU"
-        lines.append(" | ".join([f"{size} ({cards})", *cells]))
+        if placement == "separate" and gpus == 1:
+            continue
+        hardware = Hardware(gpus=gpus, gpu_gib=gib)
+        cells = [cell(model, hardware, placement, lora) for model in MODELS]
+        lines.append(" | ".join([f"{gpus} x {gib} GiB ({cards})", *cells]))
     return "".join(f"| {line} |\n" for line in lines)
 
 

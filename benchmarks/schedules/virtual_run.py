@@ -29,7 +29,7 @@ def run_file(folder: Path, **keys: Any) -> RunConfig:
             "task_file": str(write_tasks(folder / "tasks.jsonl", train=tasks, heldout=1)),
             "run_root": str(folder),
             "model": "tiny",
-            "rollout_timeout_s": 2e4,
+            "rollout_progress_timeout_s": 2e4,
             "checkpoint": {"every": 1000},
         }
         | keys

@@ -137,7 +137,8 @@ def check_capacity(demands: Sequence[ResourceDemand], nodes: Nodes, *, source: s
                 f"({nodes}): fewer, or more nodes."
             )
             if any(bundle.get("GPU") for bundle in demand.bundles):
-                fix += " Ranks and engines share no GPU: docs/hardware.md lists what fits."
+                fix += " Ranks and engines use the same GPUs with placement: shared alone"
+                fix += " (docs/hardware.md)."
             raise InvalidInput(f"{source}: {demand.owner}", demand.count, fix)
     notes = []
     for demand in ordered:

@@ -9,8 +9,16 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
+from millrace_tools.capacity.engine_memory import (
+    ENGINE_GIB,
+    RELAY_GIB,
+    RELAY_VERSIONS,
+    WORKER_GIB,
+    EngineMemory,
+)
 from millrace_tools.capacity.known_shapes import KNOWN_SHAPES
 from millrace_tools.capacity.model_shape import fetched_shape, shape_of
+from millrace_tools.capacity.shared_gpu import SharedGpu
 from services.protocol.errors import InvalidInput
 from services.protocol.model_source import name_or_path
 from services.protocol.run.algorithm import AlgorithmConfig
@@ -27,17 +35,8 @@ from services.trainer.sizing.rank_memory import (
     step_parts,
 )
 from services.trainer.sizing.shape import ModelShape
-from services.trainer.sizing.training import ITEMSIZE, Training
+from services.trainer.sizing.training import Training
 from services.weight_bus.config import WeightBusConfig
-
-ENGINE_GIB = 4.0
-"""Memory that vLLM needs of a GPU beside weights and KV cache: activations, CUDA graphs, NCCL."""
-WORKER_GIB = 4.0
-"""Host memory of one process of vLLM with a CUDA context, its weights left out."""
-RELAY_GIB = 0.5
-"""Host memory of a relay's process, its weights left out: 0.36 measured after its imports."""
-RELAY_VERSIONS = 2
-"""The version that replicas load, and the next one, which arrives meanwhile."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +67,7 @@ class Sizing:
     @property
     def training(self) -> Training:
         """What the ranks hold and do."""
-        return _training(self.shape, self.trainer, self.run, self.rollout)
+        return training_of(self.shape, self.trainer, self.run, self.rollout)
 
     @property
     def rank_gib(self) -> float:
@@ -76,41 +75,23 @@ class Sizing:
         return rank_gib(self.training)
 
     @property
-    def weights_gib(self) -> float:
-        """The model in an engine, over its GPUs."""
-        return self.parameters * ITEMSIZE[self.rollout.dtype] / GIB
+    def engine(self) -> EngineMemory:
+        """Memory of each engine."""
+        return EngineMemory(
+            shape=self.shape, rollout=self.rollout, gpu_gib=self.gpu_gib, relays=self.relays
+        )
 
     @property
-    def staged_versions(self) -> int:
-        """Versions that an engine holds in host memory: with a relay none, otherwise the next one
-        for all its workers, and the one that is served with `keep_copy`."""
-        if self.relays:
-            return 0
-        return 2 if self.rollout.keep_copy else 1
+    def shared_gpu(self) -> SharedGpu | None:
+        """A GPU in both turns; None where ranks and engines have GPUs of their own."""
+        if self.trainer.placement == "separate":
+            return None
+        return SharedGpu(training=self.training, engine=self.engine)
 
     @property
-    def engine_host_gib(self) -> float:
-        """Host memory of an engine."""
-        workers = self.rollout.tensor_parallel_size
-        return self.staged_versions * self.weights_gib + workers * WORKER_GIB
-
-    @property
-    def relay_host_gib(self) -> float:
-        """Host memory of a node's relay, whatever the number of its engines."""
-        return RELAY_VERSIONS * self.weights_gib + RELAY_GIB
-
-    @property
-    def kv_gib(self) -> float:
-        """Memory for the KV cache of an engine, over its GPUs."""
-        gpus = self.rollout.tensor_parallel_size
-        taken = self.gpu_gib * self.rollout.gpu_memory_utilization
-        return gpus * (taken - ENGINE_GIB) - self.weights_gib
-
-    @property
-    def kv_tokens(self) -> int:
-        """Tokens in the KV cache of an engine."""
-        each = self.shape.kv_bytes(ITEMSIZE[self.rollout.dtype])
-        return max(0, int(self.kv_gib * GIB / each))
+    def most_gib(self) -> float:
+        """The most that a GPU of a rank holds."""
+        return self.shared_gpu.most_gib if self.shared_gpu else self.rank_gib
 
     @property
     def sequences(self) -> int:
@@ -122,15 +103,18 @@ class Sizing:
         rollout = self.rollout
         yield "model", f"{self.parameters / 1e9:.2f} G parameters"
         yield from self._rank_figures()
+        if self.shared_gpu is not None:
+            yield from self.shared_gpu.figures()
         yield from self._host_figures()
+        engine = self.engine
         yield (
             "a rollout server",
             f"{rollout.tensor_parallel_size} x ({self.gpu_gib:g} GiB x "
-            f"{rollout.gpu_memory_utilization:g} - {ENGINE_GIB:.1f}) - {self.weights_gib:.1f} of "
-            f"weights = {self.kv_gib:.1f} GiB of KV cache = {self.kv_tokens:,} tokens",
+            f"{rollout.gpu_memory_utilization:g} - {ENGINE_GIB:.1f}) - {engine.weights_gib:.1f} of "
+            f"weights = {engine.kv_gib:.1f} GiB of KV cache = {engine.kv_tokens:,} tokens",
         )
-        full = self.kv_tokens // rollout.max_model_len
-        mean = self.kv_tokens // rollout.max_num_seqs
+        full = engine.kv_tokens // rollout.max_model_len
+        mean = engine.kv_tokens // rollout.max_num_seqs
         yield (
             "sequences",
             f"{rollout.replicas} x {rollout.max_num_seqs} = {self.sequences:,} at a time; a server "
@@ -141,7 +125,11 @@ class Sizing:
         yield "sandboxes", f"{self.reward.replicas} x {self.reward.slots} = {cores} cores"
         training = int(self.trainer.world_size * self.trainer.gpus_per_rank)
         serving = rollout.replicas * rollout.gpus
-        yield "GPUs", f"{training} to train + {serving} to sample = {training + serving} of them"
+        if self.shared_gpu is None:
+            told = f"{training} to train + {serving} to sample = {training + serving} of them"
+        else:
+            told = f"{serving}, to train and to sample in turn"
+        yield "GPUs", told
         if (run := self.run) is None:
             return
         slots = run.schedule.groups_in_flight(run.batch_groups)
@@ -173,33 +161,47 @@ class Sizing:
         )
 
     def _host_figures(self) -> Iterator[tuple[str, str]]:
-        rollout = self.rollout
+        engine, workers = self.engine, self.rollout.tensor_parallel_size
         yield "host memory of a rank", _sum(host := host_parts(self.training))
+        each = sum(host.values()) / GIB
         if (together := self.trainer.ranks_per_node) is not None:
             yield (
                 "host memory of a node's ranks",
-                f"{together} x {sum(host.values()) / GIB:.1f} = "
-                f"{together * sum(host.values()) / GIB:.1f} GiB",
+                f"{together} x {each:.1f} = {together * each:.1f} GiB",
             )
-        staged = f"{self.staged_versions} x {self.weights_gib:.1f} of staged weights + "
+        staged = f"{engine.staged_versions} x {engine.weights_gib:.1f} of staged weights + "
         yield (
             "host memory of an engine",
-            f"{staged if self.staged_versions else ''}{rollout.tensor_parallel_size}"
-            f" x {WORKER_GIB:.1f} of processes = {self.engine_host_gib:.1f} GiB",
+            f"{staged if engine.staged_versions else ''}{workers}"
+            f" x {WORKER_GIB:.1f} of processes = {engine.host_gib:.1f} GiB",
         )
         if self.relays:
             yield (
                 "host memory of a node's relay",
-                f"{RELAY_VERSIONS} x {self.weights_gib:.1f} of staged weights + {RELAY_GIB:.1f} of "
-                f"the process = {self.relay_host_gib:.1f} GiB",
+                f"{RELAY_VERSIONS} x {engine.weights_gib:.1f} of staged weights + {RELAY_GIB:.1f} "
+                f"of the process = {engine.relay_gib:.1f} GiB",
+            )
+        if self.shared_gpu is not None and self.trainer.ranks_per_node is None:
+            yield (
+                "host memory of all on one node",
+                f"{self.trainer.world_size} x {each:.1f} of ranks + {self.rollout.replicas} x "
+                f"{engine.host_gib:.1f} of engines + {engine.relay_gib:.1f} of the relay = "
+                f"{self.one_node_gib:.1f} GiB",
             )
         yield "disk of checkpoints", f"{checkpoint_disk(self.training) / 1e9:.0f} GB"
 
+    @property
+    def one_node_gib(self) -> float:
+        """Host memory of a node that has all ranks and engines."""
+        ranks = self.trainer.world_size * sum(host_parts(self.training).values()) / GIB
+        return ranks + self.rollout.replicas * self.engine.host_gib + self.engine.relay_gib
+
     def problems(self) -> Iterator[str]:
         """A sentence for each part beside the ranks that will not fit by these estimates."""
-        if self.rollout.device == "cuda" and self.kv_tokens < self.rollout.max_model_len:
+        tokens = self.engine.kv_tokens
+        if self.rollout.device == "cuda" and tokens < self.rollout.max_model_len:
             yield (
-                f"rollout_server.args: the KV cache holds about {self.kv_tokens:,} tokens, "
+                f"rollout_server.args: the KV cache holds about {tokens:,} tokens, "
                 f"less than max_model_len {self.rollout.max_model_len:,}: more "
                 "tensor_parallel_size"
             )
@@ -220,30 +222,39 @@ def relays_of(configs: Mapping[str, Any]) -> bool:
     return bus.relays
 
 
-def known_training(configs: Mapping[str, Any], run: RunConfig | None) -> Training | None:
-    """What a deployment file's ranks train; None where that is unknown on this machine, or the
-    ranks have no GPUs."""
-    trainer = configs.get("trainer")
-    if trainer is None or trainer.device != "cuda":
-        return None
-    shape = shape_of(trainer.model) or KNOWN_SHAPES.get(name_or_path(trainer.model))
-    if shape is None or shape.parameters is None:
-        return None
-    return _training(shape, trainer, run, configs.get("rollout_server"))
-
-
-def _training(
+def training_of(
     shape: ModelShape,
     trainer: TrainerConfig,
     run: RunConfig | None,
     rollout: RolloutServerConfig | None,
 ) -> Training:
+    """What the ranks of a deployment train in a run, None for one of the defaults."""
     return Training(
         shape=shape,
         trainer=trainer,
         algorithm=AlgorithmConfig() if run is None else run.algorithm,
         longest_row=0 if rollout is None else rollout.max_model_len,
     )
+
+
+def countable_shape(model: str, *, field: str) -> ModelShape:
+    """The shape of a model, from its files, the table of known ones or the hub.
+
+    Raises:
+        InvalidInput: it is not on this machine and cannot be fetched, or its parameters cannot be
+            counted.
+    """
+    shape = shape_of(model) or KNOWN_SHAPES.get(name_or_path(model)) or fetched_shape(model)
+    if shape is None:
+        fix = (
+            "Its config.json is not on this machine and cannot be fetched: check the name and the "
+            "network, or give a folder with it. Without it there are no figures."
+        )
+        raise InvalidInput(field, model, fix)
+    if shape.parameters is None:
+        fix = "Its experts are of a kind that cannot be counted, so there are no figures for it."
+        raise InvalidInput(field, model, fix)
+    return shape
 
 
 def sizing_of(configs: Mapping[str, Any], run: RunConfig | None, gpu_gib: float) -> Sizing:
@@ -260,17 +271,7 @@ def sizing_of(configs: Mapping[str, Any], run: RunConfig | None, gpu_gib: float)
     trainer = configs["trainer"]
     if trainer.device != "cuda":
         raise InvalidInput("--figures", trainer.device, "They are about GPUs: leave it out.")
-    shape = shape_of(trainer.model) or KNOWN_SHAPES.get(name_or_path(trainer.model))
-    shape = shape or fetched_shape(trainer.model)
-    if shape is None:
-        fix = (
-            "Its config.json is not on this machine and cannot be fetched: check the name and the "
-            "network, or leave out --figures."
-        )
-        raise InvalidInput("trainer.args.model", trainer.model, fix)
-    if shape.parameters is None:
-        fix = "Its experts are of a kind that cannot be counted: leave out --figures."
-        raise InvalidInput("trainer.args.model", trainer.model, fix)
+    shape = countable_shape(trainer.model, field="trainer.args.model")
     return Sizing(
         shape=shape,
         trainer=trainer,

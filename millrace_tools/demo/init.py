@@ -10,6 +10,7 @@ from rich.console import Console
 
 import services
 from millrace_tools.command import command, option
+from millrace_tools.demo.gpu_starter import OPTIONS, wants_pair, write_pair
 from millrace_tools.demo.task_starter import write_task
 from millrace_tools.output import print_line
 from services.protocol.errors import InvalidInput
@@ -24,15 +25,28 @@ _GENERATORS = ("board.py", "boards", "make_dashboards.py")
 
 @command(
     "init",
-    option("folder", nargs="?", type=Path, help="(./millrace; with --task ./NAME)"),
+    option(
+        "folder",
+        nargs="?",
+        type=Path,
+        help="(./millrace; with --task ./NAME; with --gpus the model's name)",
+    ),
     option("--task", metavar="NAME", help="a task of your own: five files that run as they are"),
+    *OPTIONS,
 )
 def init(arguments: argparse.Namespace, console: Console) -> int:
     """Write files to begin with into a folder; existing files stay as they are.
 
-    Deployment files and examples, for operators; with --task a task of one's own.
+    Deployment files and examples, for operators; with --task a task of one's own; with --gpus,
+    --gpu-gib and --model a deployment and a run file that fit them, or what would fit.
     """
     name = arguments.task
+    if wants_pair(arguments):
+        folder, commands = write_pair(arguments, _source())
+        print_line(f"deploy.yaml and run.yaml written to {folder}", console)
+        for line in commands:
+            print_line(f"  {line}", console)
+        return 0
     if name is None:
         folder = arguments.folder or workplace()
         written = write_starter(folder)

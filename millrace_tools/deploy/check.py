@@ -6,7 +6,8 @@ from rich.console import Console
 
 from millrace_tools.capacity.capacity import Nodes
 from millrace_tools.capacity.demands import Bundle, resources_text, total
-from millrace_tools.capacity.sizing import known_training, sizing_of
+from millrace_tools.capacity.memory_check import check_memory, known_training
+from millrace_tools.capacity.sizing import sizing_of
 from millrace_tools.command import command, one_of, option
 from millrace_tools.deploy.engine_arguments import check_engine_arguments
 from millrace_tools.deploy.file_kind import KUBERNETES, kind_of
@@ -20,8 +21,6 @@ from services.protocol.errors import InvalidInput
 from services.protocol.run.orchestrator import RunConfig
 from services.protocol.yaml_text import load_yaml
 from services.trainer.config import TrainerConfig
-from services.trainer.sizing.host import check_host
-from services.trainer.sizing.remedies import check_fits
 
 _COMPARED = ("CPU", "GPU")
 _SPLIT = (
@@ -74,9 +73,7 @@ def check(arguments: argparse.Namespace, console: Console) -> int:
         run = _checked_run(arguments.run, Cluster.of(deployment.configs, arguments.file))
     training = known_training(deployment.configs, run)
     if training is not None and not arguments.figures:
-        check_fits(training, arguments.gpu_gib)
-    if training is not None and nodes is not None and nodes.host_gib:
-        check_host(training, nodes.host_gib)
+        check_memory(deployment.configs, training, arguments.gpu_gib, nodes)
     asked = check_engine_arguments(deployment.configs, source=arguments.file)  # slow: last
     print_line(f"{arguments.file} is good: {', '.join(deployment.names)}", console)
     if missing := [service for service in SERVICES if service not in deployment.names]:
@@ -99,7 +96,7 @@ def check(arguments: argparse.Namespace, console: Console) -> int:
             print_line(f"{name}: {value}", console)
         for problem in sizing.problems():
             print_line(f"note: {problem}", console)
-        check_fits(sizing.training, arguments.gpu_gib)
+        check_memory(deployment.configs, sizing.training, arguments.gpu_gib, nodes)
     return 0
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from millrace_tools.capacity.model_shape import shape_of
+from millrace_tools.deploy.shared_placement import placement_problems
 from services.protocol.errors import InvalidInput
 from services.rollout_server.config import RolloutServerConfig
 from services.trainer.config import TrainerConfig
@@ -59,11 +60,10 @@ def check_compatibility(configs: Mapping[str, BaseModel], *, source: str) -> Non
 def _problems(configs: Mapping[str, Any]) -> Iterator[InvalidInput]:
     trainer, rollout = configs.get("trainer"), configs.get("rollout_server")
     reward, router = configs.get("reward_service"), configs.get("router")
-    if trainer is not None and (trainer.device == "cuda") != (trainer.gpus_per_rank > 0):
-        fix = f"Write {int(trainer.device == 'cuda')}: the device is {trainer.device}."
-        yield InvalidInput("trainer.args.gpus_per_rank", trainer.gpus_per_rank, fix)
-    if trainer is not None and trainer.device == "cuda":
+    if trainer is not None and trainer.placement == "separate":
         yield from _of_gpus(trainer, rollout)
+    if trainer is not None and rollout is not None:
+        yield from placement_problems(trainer, rollout, configs.get("weight_bus"))
     if trainer is not None and rollout is not None:
         yield from _of_model(trainer, rollout)
         yield from _of_adapter(trainer, rollout)
@@ -84,7 +84,11 @@ def _of_gpus(trainer: TrainerConfig, rollout: RolloutServerConfig | None) -> Ite
     """A rank computes on one GPU, which nobody else can use."""
     share = trainer.gpus_per_rank
     fix = ""
-    if share > 1:
+    if (trainer.device == "cuda") != (share > 0):
+        fix = f"Write {int(trainer.device == 'cuda')}: the device is {trainer.device}."
+    elif trainer.device == "cpu":
+        return
+    elif share > 1:
         fix = "Write 1: a rank computes on one GPU."
     elif share < 1 and trainer.world_size > 1:
         fix = "Write 1: two ranks cannot be on one GPU, which NCCL refuses."
@@ -92,7 +96,8 @@ def _of_gpus(trainer: TrainerConfig, rollout: RolloutServerConfig | None) -> Ite
         needed = trainer.world_size + rollout.replicas * rollout.gpus
         fix = (
             f"Write 1, on at least {needed} GPUs: engines take whole ones, so that none fits "
-            "beside this rank. docs/hardware.md lists what fits on which GPUs."
+            "beside this rank. Or write placement: shared in trainer.args and rollout_server.args, "
+            "and 0. docs/hardware.md lists what fits on which GPUs."
         )
     if fix:
         yield InvalidInput("trainer.args.gpus_per_rank", share, fix)

@@ -33,6 +33,9 @@ RETURN_TRAJECTORY = "return_trajectory"
 """Request body flag: add a `trajectory` object to every finished choice."""
 
 STREAM_BY = "stream_by"
+PROGRESS_S = 10.0
+"""Pause between comments in a stream by choice, which the router writes while the request makes
+tokens, or waits where the router has a deadline of its own."""
 """Request body field for streaming: `token` (OpenAI's way, the default) or `choice`: one
 event for each finished choice, in order of completion, which suits `n` > 1."""
 

@@ -13,6 +13,7 @@ from services.access.config import AccessConfig
 from services.orchestrator.api import http_api
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.lifecycle.runs import Runs
+from services.orchestrator.rollout.limits import RolloutLimits
 from services.orchestrator.rollout.rollout import RolloutClient, RolloutFailed, RolloutRequest
 from services.protocol.errors import InvalidInput, NotReady
 
@@ -74,7 +75,13 @@ async def test_the_orchestrator_shows_its_key_to_the_router(asking, monkeypatch)
     url, shown = asking
     monkeypatch.setenv("ROUTER_KEY", KEY)
     request = RolloutRequest(
-        session="s", messages=[], n=1, temperature=1.0, max_tokens=1, seed=1, timeout_s=5.0
+        session="s",
+        messages=[],
+        n=1,
+        temperature=1.0,
+        max_tokens=1,
+        seed=1,
+        limits=RolloutLimits(total_s=5.0, progress_s=600.0),
     )
     config = OrchestratorConfig(router_url=url, router_key_env="ROUTER_KEY")
     async with RolloutClient(config, model="tiny") as client:

@@ -64,10 +64,10 @@ def test_more_than_all_nodes_have_together_is_refused_with_how_many_fit():
     assert "Only 16 of them fit" in problem.fix
 
 
-def test_a_rank_and_an_engine_on_one_gpu_are_refused_with_the_page_of_what_fits():
+def test_a_rank_and_an_engine_that_both_want_the_one_gpu_are_refused_with_the_way_to_share_it():
     one = Nodes(types=(NodeType(name="mine", count=1, resources={"CPU": 16, "GPU": 1}),))
     fix = _refused(_demand(1, {"GPU": 1}), _demand(1, {"GPU": 1}), nodes=one).fix
-    assert "Ranks and engines share no GPU: docs/hardware.md" in fix
+    assert "Ranks and engines use the same GPUs with placement: shared alone" in fix
 
 
 def test_gpus_that_are_there_but_in_pieces_too_small_do_not_fit():

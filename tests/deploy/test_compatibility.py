@@ -102,11 +102,77 @@ def test_the_defaults_fit_together():
             "environment variable",
         ),
         ({"rollout_server": {"model": "other"}}, "rollout_server.args.model", "Write m"),
+        (
+            {"trainer": {"placement": "shared"}},
+            "rollout_server.args.placement",
+            "Write shared, the placement of trainer.args",
+        ),
+        ({"trainer": {"kept_on_gpu": "all"}}, "trainer.args.kept_on_gpu", "placement: shared"),
+        (
+            {"rollout_server": {"kept_on_gpu": "weights"}},
+            "rollout_server.args.kept_on_gpu",
+            "placement: shared",
+        ),
     ],
 )
 def test_two_settings_that_do_not_go_together_are_refused(changes, field, said):
     with pytest.raises(InvalidInput) as problem:
         _check(**changes)
+    assert problem.value.field == f"d.yaml: {field}"
+    assert said in problem.value.fix
+
+
+SHARED = {"placement": "shared", "device": "cuda"}
+
+
+def _shared(**changes):
+    """Two engines of two GPUs, and four ranks that take turns with them."""
+    given = {"trainer": {"world_size": 4}, "rollout_server": {"replicas": 2}}
+    given["rollout_server"]["tensor_parallel_size"] = 2
+    given = {name: given[name] | SHARED | changes.pop(name, {}) for name in given}
+    _check(**given, **changes)
+
+
+def test_a_rank_for_each_worker_of_an_engine_may_share_its_gpu():
+    _shared()
+    _shared(trainer={"kept_on_gpu": "parameters"}, rollout_server={"kept_on_gpu": "weights"})
+    _shared(trainer={"device": "cpu"}, rollout_server={"device": "cpu"})
+
+
+ADAPTER = {"rank": 4, "alpha": 8, "push": "adapter"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "said"),
+    [
+        ({"trainer": {"gpus_per_rank": 1}}, "trainer.args.gpus_per_rank", "Write 0"),
+        ({"trainer": {"gpus_per_rank": 0.5}}, "trainer.args.gpus_per_rank", "Write 0"),
+        ({"trainer": {"world_size": 2}}, "trainer.args.world_size", "Write 4, a rank for each"),
+        (
+            {"rollout_server": {"replicas": 4}},
+            "trainer.args.world_size",
+            "Write 8, a rank",
+        ),
+        ({"rollout_server": {"max_replicas": 3}}, "rollout_server.args.max_replicas", "Leave it"),
+        ({"rollout_server": {"device": "cpu"}}, "rollout_server.args.device", "Write cuda"),
+        (
+            {"rollout_server": {"placement": "separate"}},
+            "rollout_server.args.placement",
+            "Write shared",
+        ),
+        ({"weight_bus": {"relays": False}}, "weight_bus.args.relays", "the node's relay"),
+        (
+            {"trainer": {"lora": ADAPTER}, "rollout_server": {"lora_rank": 4}},
+            "rollout_server.args.kept_on_gpu",
+            "Write weights, or trainer.args.lora with push: merged",
+        ),
+    ],
+)
+def test_settings_with_which_ranks_and_engines_could_not_take_turns_are_refused(
+    changes, field, said
+):
+    with pytest.raises(InvalidInput) as problem:
+        _shared(**changes)
     assert problem.value.field == f"d.yaml: {field}"
     assert said in problem.value.fix
 

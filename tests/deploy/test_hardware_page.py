@@ -6,12 +6,11 @@ from pathlib import Path
 import pytest
 
 from millrace_tools.capacity.known_shapes import KNOWN_SHAPES
-from services.trainer.config import LoraConfig
+from millrace_tools.sizes.hardware import Hardware
 
 ROOT = Path(__file__).parents[2]
 MAKER = runpy.run_path(str(ROOT / "docs" / "make_hardware.py"))
-division = MAKER["division"]
-LORA: LoraConfig = MAKER["LORA"]
+cell = MAKER["cell"]
 
 
 def test_the_page_is_as_its_maker_makes_it() -> None:
@@ -20,21 +19,28 @@ def test_the_page_is_as_its_maker_makes_it() -> None:
     assert "Its cells are estimates" in page
 
 
-@pytest.mark.parametrize("lora", [None, LORA])
-def test_nothing_fits_one_gpu_because_ranks_and_engines_share_none(
-    lora: LoraConfig | None,
-) -> None:
-    assert division(KNOWN_SHAPES["Qwen/Qwen2.5-0.5B"], lora, 1, 141) is None
+def test_one_gpu_is_enough_if_ranks_and_engines_share_it() -> None:
+    one = Hardware(gpus=1, gpu_gib=24)
+    assert cell("Qwen/Qwen3-0.6B", one, "shared", None) == "1"
+    assert cell("Qwen/Qwen3-4B", one, "shared", 32) == "1"
+    assert cell("Qwen/Qwen3-0.6B", one, "separate", None) == "-"
 
 
 def test_an_adapter_fits_where_the_whole_model_does_not() -> None:
-    shape = KNOWN_SHAPES["Qwen/Qwen3-8B"]
-    assert division(shape, None, 2, 48) is None
-    assert str(division(shape, LORA, 2, 48)) == "1 + 1"
+    two = Hardware(gpus=2, gpu_gib=48)
+    assert cell("Qwen/Qwen3-8B", two, "separate", None) == "-"
+    assert cell("Qwen/Qwen3-8B", two, "separate", 32) == "1 + 1"
+
+
+def test_moments_in_host_memory_are_marked() -> None:
+    two = Hardware(gpus=2, gpu_gib=24)
+    assert cell("Qwen/Qwen3-1.7B", two, "shared", None) == "2*"
 
 
 def test_a_large_engine_takes_several_gpus() -> None:
-    assert str(division(KNOWN_SHAPES["Qwen/Qwen3-32B"], LORA, 8, 80)) == "4 + 2 x 2"
+    eight = Hardware(gpus=8, gpu_gib=80)
+    assert cell("Qwen/Qwen3-32B", eight, "separate", 32) == "4 + 2 x 2"
+    assert cell("Qwen/Qwen3-32B", eight, "shared", 32) == "4 x 2"
 
 
 @pytest.mark.parametrize(

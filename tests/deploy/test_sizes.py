@@ -1,6 +1,7 @@
 """The arithmetic in the deployment files' comments is that of their values."""
 
 import json
+import re
 import runpy
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +11,13 @@ import pytest
 import yaml
 from huggingface_hub.errors import LocalEntryNotFoundError
 
+from millrace_tools.capacity.capacity import Nodes, NodeType
 from millrace_tools.capacity.known_shapes import KNOWN_SHAPES
 from millrace_tools.capacity.sizing import Sizing, sizing_of
 from millrace_tools.deploy.deployment import Deployment
 from millrace_tools.main import main
+from millrace_tools.sizes.shipped import SHIPPED, shipped_pair
+from millrace_tools.sizes.text import with_figures
 from services.protocol.errors import InvalidInput
 from services.protocol.run.algorithm import AlgorithmConfig, KlConfig
 from services.trainer.config import LoraConfig, TrainerConfig
@@ -22,6 +26,7 @@ from services.trainer.sizing.rank_memory import rank_gib
 from services.trainer.sizing.remedies import remedies
 from services.trainer.sizing.shape import ModelShape
 from services.trainer.sizing.training import Training
+from tests.deploy.many_tasks import many_tasks
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -43,10 +48,14 @@ SIZES = {"cluster.yaml": 1, "cluster-4-nodes.yaml": 4, "cluster-32-nodes.yaml": 
 
 MAKER = runpy.run_path(str(DEPLOY / "make_sizes.py"))
 MADE = sorted(MAKER["SIZES"])
+PAIRS = {name: shipped_pair(name, ROOT) for name in SHIPPED}
+"""Texts of deployment and run file by file name, by the name of the pair."""
+FILES = [*SIZES, *MADE, *(f"{name}.yaml" for name in PAIRS)]
+"""Every deployment file for GPUs."""
 
 
 def _file(name: str) -> Path:
-    return DEPLOY / ("sizes" if name in MADE else ".") / name
+    return DEPLOY / ("." if name in SIZES else "sizes") / name
 
 
 def _sizing(name: str) -> Sizing:
@@ -54,16 +63,41 @@ def _sizing(name: str) -> Sizing:
     return sizing
 
 
-@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("name", FILES)
 def test_the_comments_say_what_the_values_amount_to(name: str) -> None:
     text = _file(name).read_text()
-    assert MAKER["with_figures"](_file(name), text) == text, "run `python deploy/make_sizes.py`"
+    assert with_figures(text, _sizing(name)) == text, "run `python deploy/make_sizes.py`"
 
 
 @pytest.mark.parametrize("name", MADE)
 def test_a_size_is_as_its_maker_makes_it(name: str) -> None:
     made = MAKER["made"](name, MAKER["SIZES"][name])
     assert _file(name).read_text() == made, "run `python deploy/make_sizes.py`"
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_pair_is_as_the_sizing_chooses_it(name: str) -> None:
+    for file, text in PAIRS[name].items():
+        assert _file(file).read_text() == text, "run `python deploy/make_sizes.py`"
+
+
+def test_no_other_file_is_among_the_sizes() -> None:
+    pairs = {file for texts in PAIRS.values() for file in texts}
+    assert {path.name for path in (DEPLOY / "sizes").iterdir()} == pairs | set(MADE)
+
+
+def test_the_pairs_are_for_one_gpu_two_and_eight_in_both_placements() -> None:
+    made = {(one.hardware.gpus, one.hardware.gpu_gib, one.placement) for one in SHIPPED.values()}
+    assert made >= {(1, 24, "shared"), (1, 80, "shared"), (2, 24, "shared"), (2, 24, "separate")}
+    assert made >= {(8, 80, "shared"), (8, 80, "separate")}
+    assert {16, 32} <= {one.hardware.cpus for one in SHIPPED.values()}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_pair_asks_for_no_more_cores_and_gpus_than_its_node_has(name: str) -> None:
+    hardware = SHIPPED[name].hardware
+    node = NodeType(name="node", count=1, resources={"CPU": hardware.cores, "GPU": hardware.gpus})
+    assert Deployment.read(_file(f"{name}.yaml")).check_nodes(Nodes(types=(node,))) == []
 
 
 @pytest.mark.parametrize(("name", "nodes"), SIZES.items())
@@ -73,10 +107,10 @@ def test_a_cluster_file_uses_the_gpus_that_it_is_for(name: str, nodes: int) -> N
     assert training + sizing.rollout.replicas * sizing.rollout.gpus == 8 * nodes
 
 
-@pytest.mark.parametrize("name", [*SIZES, *MADE])
+@pytest.mark.parametrize("name", FILES)
 def test_each_file_fits_its_gpus_with_a_tenth_to_spare(name: str) -> None:
     sizing = _sizing(name)
-    assert sizing.rank_gib <= 0.9 * sizing.gpu_gib
+    assert sizing.most_gib <= 0.9 * sizing.gpu_gib
     assert list(sizing.problems()) == []
 
 
@@ -90,6 +124,22 @@ def _training(name: str, **changes: Any) -> Training:
 def test_check_calls_each_file_good(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(_file(name))]) == 0
     assert f"{name} is good" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_check_calls_each_pair_good(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = _file(f"{name}.run.yaml").read_text()
+    run = tmp_path / "run.yaml"
+    run.write_text(re.sub(r"task_file: .*", f"task_file: {many_tasks(tmp_path)}", text))
+    gib = str(SHIPPED[name].hardware.gpu_gib)
+    asked = ["--run", str(run), "--figures", "--gpu-gib", gib]
+    assert main(["check", str(_file(f"{name}.yaml")), *asked]) == 0
+    said = capsys.readouterr().out
+    assert f"{name}.yaml is good" in said
+    for line in ("a GPU in a sampling turn", "a GPU in a train turn", "kept_on_gpu that would fit"):
+        assert (line in said) == (SHIPPED[name].placement == "shared")
 
 
 SYNC_OFF = {
@@ -260,4 +310,4 @@ def test_with_relays_a_node_holds_the_weights_once_and_its_engines_none() -> Non
     assert shared["host memory of a node's relay"].startswith("2 x 27.5 of staged weights")
     assert alone["host memory of an engine"].startswith("2 x 27.5 of staged weights")
     assert "host memory of a node's relay" not in alone
-    assert without.engine_host_gib - sizing.engine_host_gib == 2 * sizing.weights_gib
+    assert without.engine.host_gib - sizing.engine.host_gib == 2 * sizing.engine.weights_gib

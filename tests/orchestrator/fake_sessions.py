@@ -70,6 +70,8 @@ class FakeSessions:
 
     async def _read(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
+        if request.query.get("count") == "0":
+            return web.json_response(self._activity(name))
         assert name in self.finished, "nothing may come to it any more"
         calls = self.open.get(name)
         if calls is None:
@@ -83,6 +85,12 @@ class FakeSessions:
 
     def _summary(self, name: str) -> dict[str, Any]:
         return {"id": name, "unrecorded_calls": self.refused[name]}
+
+    def _activity(self, name: str) -> dict[str, Any]:
+        calls = {"first": len(self.open[name])}
+        figures = dict.fromkeys(("created", "tokens", "trajectory_count", "trajectory_tokens"), 0)
+        told = {"state": "open", "metadata": {}, "reward": None, "cursor": None, "calls": calls}
+        return self._summary(name) | told | figures | {"open_calls": 0, "trajectories": []}
 
     def _trajectory(self, calls: list[dict[str, Any]]) -> dict[str, Any]:
         tokens, mask = [], []

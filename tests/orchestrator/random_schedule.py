@@ -72,7 +72,8 @@ def draw(seed: int) -> RandomSchedule:
             "steps": steps,
             "batch_groups": chance.randint(1, 4),
             "group_size": chance.randint(2, 4),
-            "rollout_timeout_s": chance.choice([60.0, 600.0]),
+            # Half of them have no limit in all: the draw stays that of the seed.
+            **_limits(chance.choice([60.0, 600.0])),
             "checkpoint": {"every": chance.randint(1, 4)},
             "evaluation": {"tasks": 1, "every": chance.choice([0, 0, 2 % steps])},
         },
@@ -84,6 +85,12 @@ def draw(seed: int) -> RandomSchedule:
         replicas=chance.randint(1, 4),
         weather=_weather(chance),
     )
+
+
+def _limits(seconds: float) -> dict[str, float]:
+    if seconds > 60.0:
+        return {"rollout_progress_timeout_s": seconds}
+    return {"rollout_timeout_s": seconds}
 
 
 def _point(chance: random.Random) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from services.orchestrator.rollout.limits import LimitReached, limited
 from services.orchestrator.rollout.rollout import Arrived, RolloutFailed, RolloutRequest
 from services.protocol.errors import NotReady
 from services.protocol.reward.reward_service import Score, ScoreJob
@@ -25,10 +26,12 @@ from services.protocol.trainer import (
     TrainReport,
 )
 from services.protocol.trajectory import PolicySpan, Trajectory
+from services.side_by_side import running
 from tests.orchestrator.fakes import FakeBus, FakeTrainer, score
 
 _FOREVER_S = 1e9
 _MOMENT_S = 1e-6
+_BETWEEN_TOKENS_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,17 +190,19 @@ class SimulatedRouter:
     async def sample(self, request: RolloutRequest, arrived: Arrived) -> None:
         """See `Sampler`."""
         breaks = self._breaks(request)
-        choices = [asyncio.create_task(self._choice(request, i)) for i in range(request.n)]
+        choices: list[asyncio.Task[tuple[int, Trajectory]]] = []
         try:
-            async with asyncio.timeout(request.timeout_s):
+            async with limited(request.limits) as progressed:
+                for i in range(request.n):
+                    choices.append(asyncio.create_task(self._choice(request, i, progressed)))
                 for count, done in enumerate(asyncio.as_completed(choices)):
                     index, trajectory = await done
                     if count == breaks:
                         raise RolloutFailed("connection", "the stream was cut")
                     self.delivered[request.session] += len(trajectory.response_token_ids)
                     arrived(index, trajectory)
-        except TimeoutError:
-            raise RolloutFailed("deadline", "not answered in time") from None
+        except LimitReached as limit:
+            raise RolloutFailed(limit.reason, str(limit)) from None
         finally:
             for choice in choices:
                 choice.cancel()
@@ -217,9 +222,15 @@ class SimulatedRouter:
         cut = self.chance.random() < self.weather.rollout_fails
         return self.chance.randrange(request.n) if cut else None
 
-    async def _choice(self, request: RolloutRequest, index: int) -> tuple[int, Trajectory]:
+    async def _choice(
+        self, request: RolloutRequest, index: int, progressed: Callable[[], None]
+    ) -> tuple[int, Trajectory]:
         if self.chance.random() < self.weather.stuck:
             await asyncio.sleep(_FOREVER_S)
+        async with running(_tokens(request, progressed), name="tokens"):
+            return await self._answered(request, index)
+
+    async def _answered(self, request: RolloutRequest, index: int) -> tuple[int, Trajectory]:
         seconds = self.weather.answer_s * self.chance.lognormvariate(0.0, self.weather.tail)
         longest_s = seconds / self.chance.randint(1, 3)
         served: list[tuple[int, str]] = []
@@ -246,6 +257,14 @@ class SimulatedRouter:
         while not (leased := self.bus.leased()):
             await self.bus.watch(self.bus.revision, 1.0)
         return leased[index % len(leased)]
+
+
+async def _tokens(request: RolloutRequest, progressed: Callable[[], None]) -> None:
+    """Signs of a choice that is made, or waits for a replica."""
+    while True:
+        progressed()
+        request.progressed()
+        await asyncio.sleep(_BETWEEN_TOKENS_S)
 
 
 def answer(

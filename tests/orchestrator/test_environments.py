@@ -13,6 +13,7 @@ from services.ledger.ledger import Ledger
 from services.orchestrator.lifecycle.runs import Runs
 from services.orchestrator.rollout import environment_process
 from services.orchestrator.rollout.episodes import EpisodeSampler
+from services.orchestrator.rollout.limits import RolloutLimits
 from services.orchestrator.rollout.rollout import RolloutFailed, RolloutRequest
 from services.protocol.errors import InvalidInput
 from services.protocol.run.orchestrator import RunRequest, RunState
@@ -37,7 +38,12 @@ FAILING = {
 
 
 def request(
-    how: str, *, n: int = 2, timeout_s: float = 300.0, grader: bool = False
+    how: str,
+    *,
+    n: int = 2,
+    timeout_s: float | None = 300.0,
+    progress_s: float = 600.0,
+    grader: bool = False,
 ) -> RolloutRequest:
     row: dict[str, Any] = {
         "task_id": how,
@@ -55,7 +61,7 @@ def request(
         temperature=0.7,
         max_tokens=9,
         seed=5,
-        timeout_s=timeout_s,
+        limits=RolloutLimits(total_s=timeout_s, progress_s=progress_s),
         task=Task.model_validate(row),
     )
 

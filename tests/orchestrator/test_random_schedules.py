@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from services.ledger.sample_group import Prompt
+from services.orchestrator.rollout.limits import RolloutLimits
 from services.orchestrator.rollout.rollout import RolloutRequest
 from services.protocol.run.orchestrator import RunConfig, RunState
 from services.protocol.train_batch import ScoredTrajectory, TrainGroup
@@ -71,7 +72,13 @@ def test_the_same_schedule_in_the_same_weather_is_the_same_to_the_last_event(
 
 def batch_of(group_ids: list[int], *, version: int, step: int = 1) -> GroupBatch:
     request = RolloutRequest(
-        session="s", messages=[], n=1, temperature=1.0, max_tokens=9, seed=0, timeout_s=1.0
+        session="s",
+        messages=[],
+        n=1,
+        temperature=1.0,
+        max_tokens=9,
+        seed=0,
+        limits=RolloutLimits(total_s=1.0, progress_s=600.0),
     )
     one = ScoredTrajectory(
         trajectory=answer(request, 0, [(version, "replica-0")], good=1.0), reward=1.0

@@ -10,6 +10,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from services.orchestrator.config import OrchestratorConfig
+from services.orchestrator.rollout.limits import RolloutLimits
 from services.orchestrator.rollout.rollout import (
     RolloutClient,
     RolloutFailed,
@@ -25,7 +26,7 @@ REQUEST = RolloutRequest(
     temperature=0.7,
     max_tokens=9,
     seed=5,
-    timeout_s=2.0,
+    limits=RolloutLimits(total_s=2.0, progress_s=600.0),
 )
 
 
@@ -201,7 +202,7 @@ async def test_an_error_in_the_stream_is_told_in_its_own_words() -> None:
 
 
 async def test_a_deadline_names_what_kept_the_router_away() -> None:
-    request = RolloutRequest(**(vars(REQUEST) | {"timeout_s": 0.3}))
+    request = replace(REQUEST, limits=RolloutLimits(total_s=0.3, progress_s=600.0))
     async with answering(b"no replica holds a lease", status=503) as (client, got):
         with pytest.raises(RolloutFailed) as failure:
             await sample(client, request)
@@ -230,20 +231,72 @@ async def test_what_a_broken_proxy_says_fails_a_rollout_and_not_the_run(
     port = server.sockets[0].getsockname()[1]
     config = OrchestratorConfig(router_url=f"http://127.0.0.1:{port}", backoff_s=0.01)
     async with server, RolloutClient(config, model="tiny") as client:
+        limits = RolloutLimits(total_s=timeout_s, progress_s=600.0)
         with pytest.raises(RolloutFailed, match=reason):
-            await sample(client, replace(REQUEST, timeout_s=timeout_s))
+            await sample(client, replace(REQUEST, limits=limits))
 
 
 async def test_a_deadline_ends_the_wait() -> None:
     async def forever(_: int) -> None:
         await asyncio.sleep(60)
 
-    request = RolloutRequest(**(vars(REQUEST) | {"timeout_s": 0.1}))
+    request = replace(REQUEST, limits=RolloutLimits(total_s=0.1, progress_s=600.0))
     async with answering(before=forever) as (client, _):
         async with asyncio.timeout(300):
             with pytest.raises(RolloutFailed) as failure:
                 await sample(client, request)
     assert failure.value.reason == "deadline"
+
+
+async def test_an_answer_that_makes_no_progress_is_given_up() -> None:
+    async def forever(_: int) -> None:
+        await asyncio.sleep(600)
+
+    request = replace(REQUEST, limits=RolloutLimits(total_s=None, progress_s=0.1))
+    async with answering(before=forever) as (client, _):
+        async with asyncio.timeout(300):
+            with pytest.raises(RolloutFailed) as failure:
+                await sample(client, request)
+    assert str(failure.value) == "no_progress: no progress for 0.1 s"
+
+
+async def test_a_full_router_is_asked_again_for_as_long_as_it_takes_and_one_away_is_not() -> None:
+    heard: dict[int, int] = {429: 0, 503: 0}
+    for status in heard:
+
+        def progressed(status: int = status) -> None:
+            heard[status] += 1
+
+        limits = RolloutLimits(total_s=0.3, progress_s=600.0)
+        request = replace(REQUEST, limits=limits, progressed=progressed)
+        async with answering(status=status) as (client, got):
+            with pytest.raises(RolloutFailed, match="deadline"):
+                await sample(client, request)
+        assert len(got) > 1
+    assert heard[429] > 1
+    assert heard[503] == 0
+
+
+async def test_a_comment_of_the_router_is_progress() -> None:
+    heard: list[None] = []
+    request = replace(REQUEST, progressed=lambda: heard.append(None))
+    async with answering(b": 5 tokens\n\n") as (client, _):
+        with pytest.raises(RolloutFailed, match="incomplete"):
+            await sample(client, request)
+    assert len(heard) == 1
+
+
+async def test_a_refusal_inside_a_stream_that_had_begun_is_none_to_try_again() -> None:
+    refused = {"error": OPENAI["error"] | {"code": 400}}
+    busy = {"error": OPENAI["error"] | {"code": 429}}
+    reasons = {}
+    for said in (refused, busy):
+        line = b": 0 tokens\n\ndata: " + json.dumps(said).encode() + b"\n\n"
+        async with answering(line) as (client, _):
+            with pytest.raises(RolloutFailed) as failure:
+                await sample(client)
+        reasons[failure.value.reason] = failure.value.retryable
+    assert reasons == {"http_400": False, "error_event": True}
 
 
 def test_seeds_differ_by_run_place_and_attempt_and_are_the_same_everywhere() -> None:

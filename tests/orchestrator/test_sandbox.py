@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from services.orchestrator.rollout.episodes import EpisodeSampler
+from services.orchestrator.rollout.limits import RolloutLimits
 from services.orchestrator.rollout.rollout import RolloutFailed, RolloutRequest
 from services.orchestrator.rollout.sandbox import sandbox
 from services.protocol.errors import InvalidInput
@@ -35,7 +36,7 @@ def request(how: str, *, timeout_s: float = 300.0) -> RolloutRequest:
         temperature=0.7,
         max_tokens=9,
         seed=5,
-        timeout_s=timeout_s,
+        limits=RolloutLimits(total_s=timeout_s, progress_s=600.0),
         task=Task.model_validate(row),
     )
 

@@ -138,13 +138,13 @@ def _of_tasks(run: RunConfig, tasks: TaskTable) -> Iterator[InvalidInput]:
 
 
 def _of_rollout(run: RunConfig, facts: DeploymentFacts) -> Iterator[InvalidInput]:
-    longest = run.sampling.max_tokens
-    if longest / run.rollout_timeout_s > _FASTEST:
+    longest, total_s = run.sampling.max_tokens, run.rollout_timeout_s
+    if total_s is not None and longest / total_s > _FASTEST:
         fix = (
-            f"An answer of {longest} tokens would need {longest / run.rollout_timeout_s:,.0f} "
-            "tokens a second: longer, or a smaller sampling.max_tokens."
+            f"An answer of {longest} tokens would need {longest / total_s:,.0f} tokens a second: "
+            "longer, a smaller sampling.max_tokens, or none for no limit in all."
         )
-        yield InvalidInput("rollout_timeout_s", run.rollout_timeout_s, fix)
+        yield InvalidInput("rollout_timeout_s", total_s, fix)
     if facts.models is not None and run.model not in facts.models:
         fix = f"The rollout servers serve {', '.join(facts.models)}."
         yield InvalidInput("model", run.model, fix)

@@ -11,6 +11,7 @@ from typing import Any
 from services.observability.log import Log
 from services.orchestrator.core.context import RunContext
 from services.orchestrator.failures import one_line
+from services.orchestrator.rollout.limits import RolloutLimits
 from services.orchestrator.rollout.rollout import (
     RolloutFailed,
     RolloutRequest,
@@ -87,7 +88,7 @@ class Evaluator:
                 temperature=plan.temperature,
                 max_tokens=run.sampling.max_tokens,
                 seed=sampling_seed(run.seed, "evaluation", task.task_id),
-                timeout_s=run.rollout_timeout_s,
+                limits=RolloutLimits.of(run),
                 task=task,
                 min_version=min_version,
                 priority=_PRIORITY,

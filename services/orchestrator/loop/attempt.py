@@ -14,6 +14,7 @@ from services.orchestrator.core.book import GroupBook
 from services.orchestrator.core.context import RunContext
 from services.orchestrator.core.results import Graded, GroupResult
 from services.orchestrator.observers.group_telemetry import GroupTraces
+from services.orchestrator.rollout.limits import RolloutLimits
 from services.orchestrator.rollout.rollout import RolloutRequest, Sampler, sampling_seed
 from services.orchestrator.rollout.scoring import BatchBarrier, Scorer, known
 from services.protocol.reward.reward_service import Score, ScoreJob, Verdict
@@ -221,7 +222,11 @@ class Attempts:
             temperature=self._run.sampling.temperature,
             max_tokens=self._run.sampling.max_tokens,
             seed=sampling_seed(self._run.seed, prompt.position, group.attempt),
-            timeout_s=self._run.rollout_timeout_s,
+            limits=RolloutLimits.of(self._run),
             task=task,
             trace=trace,
+            progressed=self._progressed,
         )
+
+    def _progressed(self) -> None:
+        self._context.progress.sampled_at = time.monotonic()

@@ -25,6 +25,7 @@ from services.orchestrator.loop.trainer_idle import TrainerIdle
 from services.orchestrator.observers.findings import STALE
 from services.orchestrator.observers.group_telemetry import GroupTraces
 from services.orchestrator.observers.run_record import RunRecord
+from services.orchestrator.rollout.limits import RolloutLimits
 from services.protocol.run.orchestrator import RunState
 from services.protocol.train_batch import BatchBuilder
 from services.protocol.trainer import TrainReport
@@ -205,7 +206,8 @@ class TrainingLoop:
             self._interrupt()
             if self._groups.no_signal.full:
                 return None
-            if time.monotonic() > max(self._moved_at, self._admission.moved_at) + self._stall_s:
+            moved_at = max(self._moved_at, self._admission.moved_at, self._progress.sampled_at)
+            if time.monotonic() > moved_at + self._stall_s:
                 raise RunFailed(f"nothing new for {self._stall_s:g} s; {self._waiting_for()}")
             self._progress.detail = self._waiting_for()
             await self._changes.after(seen, RECHECK_S)
@@ -217,12 +219,13 @@ class TrainingLoop:
 
     @property
     def _stall_s(self) -> float:
-        """A time longer than all deadlines of one group together.
+        """A time longer than one group can take without any progress.
 
         A batch may take longer, as places in it are filled again and again.
         """
         attempts = self._config.rollout_retries + 1
-        longest = attempts * self._run.rollout_timeout_s + self._config.score_timeout_s
+        longest = attempts * RolloutLimits.of(self._run).longest_quiet_s
+        longest += self._config.score_timeout_s
         return longest + self._config.replicas_timeout_s
 
     def _waiting_for(self) -> str:

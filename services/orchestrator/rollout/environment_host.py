@@ -65,7 +65,7 @@ class EnvironmentHost:
     async def _episode(self, number: int, episode: dict[str, Any]) -> None:
         outcome: dict[str, Any]
         task = Task.model_validate(episode.pop("task"))
-        url, key, timeout_s = episode["url"], episode["api_key"], episode["timeout_s"]
+        url, key, timeout_s = episode["url"], episode["api_key"], episode.pop("sandbox_timeout_s")
         try:
             with sandboxes_at(self._sandboxes, url, api_key=key, timeout_s=timeout_s):
                 outcome = _outcome(await self._rollout(self._client(**episode), task))

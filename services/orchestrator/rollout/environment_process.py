@@ -67,8 +67,10 @@ class EnvironmentProcess:
         self._process, self._worker = process, int(answer["worker"])
         self._reader = asyncio.create_task(self._read(process), name="environment")
 
-    async def run(self, episode: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
+    async def run(self, episode: dict[str, Any]) -> dict[str, Any]:
         """One episode's `{"reward": number}` or `{"text": text}`.
+
+        It has no deadline; a cancelled call ends the episode.
 
         Raises:
             RolloutFailed: it has neither.
@@ -83,10 +85,7 @@ class EnvironmentProcess:
         outcome = self._open[number] = asyncio.get_running_loop().create_future()
         _send(process, {"id": number, "episode": episode})
         try:
-            answer = await asyncio.wait_for(asyncio.shield(outcome), timeout_s)
-        except TimeoutError:
-            problem = f"no result in {timeout_s:.3g} s"
-            raise RolloutFailed("environment_timeout", problem) from None
+            answer = await asyncio.shield(outcome)
         finally:
             if not outcome.done():
                 self._give_up(process, self._worker, number)

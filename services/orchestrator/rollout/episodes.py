@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from services.http.api_key import key_header
 from services.observability.log import Log
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.rollout.environment_process import EnvironmentProcess
+from services.orchestrator.rollout.limits import LimitReached, RolloutLimits, limited
 from services.orchestrator.rollout.rollout import (
     WHOLE_DISTRIBUTION,
     Arrived,
@@ -23,8 +25,10 @@ from services.orchestrator.rollout.router_calls import interrupt_session
 from services.orchestrator.rollout.session_client import SessionClient
 from services.protocol.reward.reward_service import Score, Verdict
 from services.protocol.router import SESSION_HEADER
-from services.side_by_side import cancel
+from services.side_by_side import cancel, running
 
+_LOOKS = 4
+"""At the session of an episode, within the time that it may be without progress."""
 _log = Log("orchestrator")
 
 
@@ -68,7 +72,8 @@ class EpisodeSampler:
         Raises:
             RolloutFailed: fewer than two episodes, or the only one, have a result.
         """
-        deadline = time.monotonic() + request.timeout_s
+        total_s = request.limits.total_s
+        deadline = None if total_s is None else time.monotonic() + total_s
         async with asyncio.TaskGroup() as group:
             episodes = [
                 group.create_task(self._episode(request, index, deadline, arrived))
@@ -97,11 +102,11 @@ class EpisodeSampler:
         return stopped.count(False)
 
     async def _episode(
-        self, request: RolloutRequest, index: int, deadline: float, arrived: Arrived
+        self, request: RolloutRequest, index: int, deadline: float | None, arrived: Arrived
     ) -> RolloutFailed | None:
         """One episode, whose failure is an answer too."""
         try:
-            async with asyncio.timeout(deadline - time.monotonic()):
+            async with asyncio.timeout(_left(deadline)):
                 await self._slots.acquire()
         except TimeoutError:
             return RolloutFailed("environment_timeout", "no place for one more episode")
@@ -123,7 +128,7 @@ class EpisodeSampler:
         return failure
 
     async def _recorded(
-        self, request: RolloutRequest, index: int, deadline: float, arrived: Arrived
+        self, request: RolloutRequest, index: int, deadline: float | None, arrived: Arrived
     ) -> RolloutFailed | None:
         assert self._http is not None
         assert request.task is not None
@@ -134,8 +139,9 @@ class EpisodeSampler:
         self._open.setdefault(request.session, set()).add(session)
         try:
             try:
-                episode = self._order(request, index, session, deadline)
-                outcome = await self._process.run(episode, timeout_s=episode["timeout_s"])
+                limits = replace(request.limits, total_s=_left(deadline))
+                episode = self._order(request, index, session, limits)
+                outcome = await self._played(episode, session, replace(request, limits=limits))
             except RolloutFailed as error:
                 failure = error
             trajectories, unrecorded = await sessions.finish(session)
@@ -154,13 +160,45 @@ class EpisodeSampler:
                 arrived(index, trajectory, _score(request, outcome.get("reward"), failure))
         return failure
 
+    async def _played(
+        self, episode: dict[str, Any], session: str, request: RolloutRequest
+    ) -> dict[str, Any]:
+        """The outcome of an episode, within its limits."""
+        try:
+            async with limited(request.limits) as progressed:
+                async with running(self._watch(session, request, progressed), name="episode_watch"):
+                    return await self._process.run(episode)
+        except LimitReached as limit:
+            reason = "environment_timeout" if limit.reason == "deadline" else "environment_stalled"
+            raise RolloutFailed(reason, f"no result: {limit}") from None
+
+    async def _watch(
+        self, session: str, request: RolloutRequest, progressed: Callable[[], None]
+    ) -> None:
+        """Look at the episode's session now and then: a call that is open there, which the router
+        ends by its own deadlines, or that is new is progress."""
+        assert self._http is not None
+        sessions = SessionClient(self._http, self._config.router_url, self._headers)
+        calls = 0
+        while True:
+            await asyncio.sleep(request.limits.progress_s / _LOOKS)
+            try:
+                seen = await sessions.activity(session)
+            except RolloutFailed:  # the router is away, and so is any progress
+                continue
+            made = sum(seen.calls.values()) + seen.unrecorded_calls
+            if seen.open_calls or made != calls:
+                calls = made
+                progressed()
+                request.progressed()
+
     def _close(self, rollout: str, session: str) -> None:
         self._open[rollout].discard(session)
         if not self._open[rollout]:
             del self._open[rollout]
 
     def _order(
-        self, request: RolloutRequest, index: int, session: str, deadline: float
+        self, request: RolloutRequest, index: int, session: str, limits: RolloutLimits
     ) -> dict[str, Any]:
         assert request.task is not None
         return {
@@ -175,8 +213,13 @@ class EpisodeSampler:
             },
             "max_tokens": request.max_tokens,
             "seed": sampling_seed(request.seed, index),
-            "timeout_s": max(0.001, deadline - time.monotonic()),
+            "timeout_s": limits.total_s,
+            "sandbox_timeout_s": limits.longest_quiet_s,
         }
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.001, deadline - time.monotonic())
 
 
 def _nothing(unrecorded_calls: int) -> RolloutFailed:

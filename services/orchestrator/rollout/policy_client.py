@@ -45,7 +45,7 @@ class PolicyCalls:
             must be those that the trainer computes.
         max_tokens: bound of each answer.
         seed: of the first answer.
-        timeout_s: of each call, seconds.
+        timeout_s: of each call, seconds; None: the router's deadlines end it.
     """
 
     url: str
@@ -54,7 +54,7 @@ class PolicyCalls:
     fixed: dict[str, Any]
     max_tokens: int
     seed: int
-    timeout_s: float
+    timeout_s: float | None
 
 
 def policy_client(http: DefaultAsyncHttpxClient, calls: PolicyCalls) -> AsyncOpenAI:

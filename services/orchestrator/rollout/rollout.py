@@ -1,9 +1,8 @@
 """One sample group is one streaming request to the router."""
 
-import asyncio
 import hashlib
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -14,6 +13,7 @@ from services.http.api_key import key_header
 from services.http.event_stream import END, EventStream, EventTooLong
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.failures import one_line
+from services.orchestrator.rollout.limits import LimitReached, RolloutLimits, limited
 from services.orchestrator.rollout.router_calls import interrupt_session
 from services.protocol.reward.reward_service import Score
 from services.protocol.router import (
@@ -29,6 +29,7 @@ from services.protocol.trajectory import Trajectory
 from services.retry import retrying
 
 _UNAVAILABLE = (429, 502, 503, 504)
+_FULL = "http_429"
 WHOLE_DISTRIBUTION = {
     "top_p": 1.0,
     "top_k": 0,
@@ -71,11 +72,11 @@ class RolloutFailed(RuntimeError):
     """A rollout ended without all its trajectories, or an episode without a result.
 
     Attributes:
-        reason: short name for counting: `deadline`, `connection`, `http_500`,
+        reason: short name for counting: `deadline`, `no_progress`, `connection`, `http_500`,
             `error_event`, `bad_event` or `incomplete`; of an episode also `environment_raised`,
-            `environment_timeout`, `environment_died`, `environment_result`,
-            `environment_never_called` or `environment_unrecorded`, or that of a
-            `services.workspaces.client.WorkspaceFailed`.
+            `environment_timeout`, `environment_stalled`, `environment_died`,
+            `environment_result`, `environment_never_called` or `environment_unrecorded`, or that
+            of a `services.workspaces.client.WorkspaceFailed`.
         retryable: False when the request itself was refused.
     """
 
@@ -100,11 +101,12 @@ class RolloutRequest:
         temperature: 0 is greedy.
         max_tokens: longest answer.
         seed: of the sampling.
-        timeout_s: deadline of the whole rollout, seconds.
+        limits: deadlines of the rollout.
         task: what the messages are of, for environments.
         min_version: oldest policy version that may answer, None for any.
         priority: at the router, where lower goes first.
         trace: headers of the span that the calls belong to.
+        progressed: called at each sign of progress.
     """
 
     session: str
@@ -113,11 +115,12 @@ class RolloutRequest:
     temperature: float
     max_tokens: int
     seed: int
-    timeout_s: float
+    limits: RolloutLimits
     task: Task | None = None
     min_version: int | None = None
     priority: int = 0
     trace: Mapping[str, str] = field(default_factory=dict)
+    progressed: Callable[[], None] = field(default=lambda: None, repr=False)
 
     @property
     def routing(self) -> dict[str, str]:
@@ -170,22 +173,27 @@ class RolloutClient:
             RolloutFailed: the group is not whole; the choices that arrived are.
         """
         last = ""
-
-        def failed(error: _Unavailable, _: float) -> None:
-            nonlocal last
-            last = f", last: {error}"
-
         try:
-            async with asyncio.timeout(request.timeout_s):
+            async with limited(request.limits) as progressed:
+
+                def heard() -> None:
+                    progressed()
+                    request.progressed()
+
+                def failed(error: _Unavailable, _: float) -> None:
+                    nonlocal last
+                    last = f", last: {error}"
+                    if error.reason == _FULL:  # it answers others meanwhile
+                        heard()
+
                 await retrying(
-                    lambda: self._attempt(request, arrived),
+                    lambda: self._attempt(request, arrived, heard),
                     on=_Unavailable,
                     pauses=self._config.pauses,
                     failed=failed,
                 )
-        except TimeoutError:
-            problem = f"not answered in {request.timeout_s:g} s{last}"
-            raise RolloutFailed("deadline", problem) from None
+        except LimitReached as limit:
+            raise RolloutFailed(limit.reason, f"{limit}{last}") from None
 
     async def interrupt(self, request: RolloutRequest, min_version: int) -> int:
         """See `Sampler`."""
@@ -195,7 +203,9 @@ class RolloutClient:
             self._http, url, request.session, min_version=min_version, headers=self._key
         )
 
-    async def _attempt(self, request: RolloutRequest, arrived: Arrived) -> None:
+    async def _attempt(
+        self, request: RolloutRequest, arrived: Arrived, heard: Callable[[], None]
+    ) -> None:
         seen: set[int] = set()
         assert self._http is not None, "use the client as an async context"
         url = f"{self._config.router_url}/v1/chat/completions"
@@ -204,7 +214,7 @@ class RolloutClient:
             async with self._http.post(url, json=self._body(request), headers=headers) as response:
                 if response.status != 200:
                     raise _refusal(response.status, await response.text(errors="replace"))
-                async for event in _events(response.content):
+                async for event in _events(response.content, heard):
                     index, trajectory = _choice(event)
                     if index in seen or not 0 <= index < request.n:
                         raise RolloutFailed("bad_event", f"choice {index} of {request.n}")
@@ -247,11 +257,24 @@ def _refusal(status: int, text: str) -> RolloutFailed:
     return RolloutFailed(f"http_{status}", detail, retryable=status >= 500)
 
 
-async def _events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """The data of each server-sent event, up to the end marker."""
+def _failure(error: Any, detail: str) -> RolloutFailed:
+    """An error inside of a stream, which may have begun while the request was still waiting."""
+    code = error.get("code") if isinstance(error, dict) else None
+    if isinstance(code, int) and 400 <= code < 500 and code not in _UNAVAILABLE:
+        return RolloutFailed(f"http_{code}", detail, retryable=False)
+    return RolloutFailed("error_event", detail)
+
+
+async def _events(content: aiohttp.StreamReader, heard: Callable[[], None]) -> AsyncIterator[bytes]:
+    """The data of each server-sent event, up to the end marker.
+
+    The router sends nothing, and no comment either, unless the request makes progress or waits
+    where the router itself has a deadline.
+    """
     stream = EventStream()
     try:
         async for chunk in content.iter_any():
+            heard()
             for data in stream.feed(chunk):
                 if data == END:
                     return
@@ -264,7 +287,7 @@ def _choice(event: bytes) -> tuple[int, Trajectory]:
     try:
         body = json.loads(event)
         if "error" in body:
-            raise RolloutFailed("error_event", _message(event.decode()))
+            raise _failure(body["error"], _message(event.decode()))
         choice = body["choices"][0]
         fields = TrajectoryFields.model_validate(choice["trajectory"])
         trajectory = fields.to_trajectory(

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from services.orchestrator.failures import one_line
 from services.orchestrator.rollout.rollout import RolloutFailed
-from services.protocol.session import SessionTrajectory
+from services.protocol.session import SessionFields, SessionSummary, SessionTrajectory
 from services.protocol.trajectory import Trajectory
 
 _ANSWER_S = 30.0
@@ -48,6 +48,18 @@ class SessionClient:
             sampled = [one.to_trajectory() for one in all_of_them if any(one.loss_mask)]
             return sampled, int(answer["unrecorded_calls"])
         except (ValidationError, ValueError, KeyError, TypeError) as error:
+            raise RolloutFailed("bad_session", one_line(repr(error))) from error
+
+    async def activity(self, session: str) -> SessionSummary:
+        """What happened in a session so far, without its tokens.
+
+        Raises:
+            RolloutFailed: the router does not say.
+        """
+        answer = await self._call("GET", f"/{session}?count=0", None)
+        try:
+            return SessionFields.model_validate(answer)
+        except ValidationError as error:
             raise RolloutFailed("bad_session", one_line(repr(error))) from error
 
     async def delete(self, session: str) -> None:

@@ -53,7 +53,11 @@ class RunConfig(StrictModel):
         batch_groups: sample groups per train step.
         group_size: trajectories per sample group; 1 only for an advantage without a baseline
             from the group.
-        rollout_timeout_s: deadline for the rollout of one group, seconds.
+        rollout_timeout_s: longest that the rollout of one group may take, seconds; None: as long as
+            it makes progress.
+        rollout_progress_timeout_s: longest that the rollout of a group may be without progress,
+            seconds: without a new token or answer, an open or new call of an environment, or a
+            place in the router's queue, whose waits have deadlines of their own.
         environment: `file.py:function` of an own `async def rollout(client, task)`, in place
             of one answer a trajectory; a relative path counts from the run file.
         curriculum: prefer tasks by their pass rate; None takes all alike.
@@ -70,7 +74,8 @@ class RunConfig(StrictModel):
     steps: int = Field(ge=1)
     batch_groups: int = Field(ge=1)
     group_size: int = Field(ge=1)
-    rollout_timeout_s: float = Field(default=600.0, gt=0)
+    rollout_timeout_s: float | None = Field(default=None, gt=0)
+    rollout_progress_timeout_s: float = Field(default=600.0, gt=0)
     environment: str | None = Field(default=None, pattern=r"^.+\.py:[A-Za-z_]\w*$")
     schedule: ScheduleConfig = ScheduleConfig()
     sampling: SamplingConfig = SamplingConfig()

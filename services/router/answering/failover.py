@@ -32,6 +32,9 @@ class ChoiceFailover:
         model: the model that began the answer.
         replicas: where to go on.
         attempts: what broke so far.
+
+    Attributes:
+        waits: it has no place on a replica, or none that has answered yet.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class ChoiceFailover:
     ) -> None:
         self._ask, self._journal, self._request = ask, journal, request
         self._model, self._replicas, self._attempts = model, replicas, attempts
+        self.waits = True
         self._furthest = 0
         self._text: ContinuedText | None = None
         self._pending = NewTokens([], [])
@@ -60,6 +64,7 @@ class ChoiceFailover:
         """
         while not self._journal.settled:
             self._furthest = max(self._furthest, len(self._journal.token_ids))
+            self.waits = True
             self._look_at_the_cut()
             with request_span("choose") as choice:
                 reservation = await self._attempts.reserve(
@@ -75,6 +80,7 @@ class ChoiceFailover:
             except UpstreamBroken as broken:
                 progressed = len(self._journal.token_ids) > self._furthest
                 self._attempts.note(broken, reservation, progressed=progressed)
+        self.waits = False
 
     def _look_at_the_cut(self) -> None:
         """Decide whether the choice is complete, goes on, or starts again."""
@@ -115,6 +121,7 @@ class ChoiceFailover:
             async for chunk in chunks:
                 for item in chunk.get("choices") or ():
                     self._take(item)
+                    self.waits = False
                     reservation.answered()
                     if text is None:
                         yield self._direct(item.get("text") or "")

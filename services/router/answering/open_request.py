@@ -52,6 +52,7 @@ class OpenRequest:
         self.prompt_details: dict[str, Any] | None = None
         self._request: dict[str, Any] | None = None
         self._model = ask.model
+        self._failovers: list[ChoiceFailover] = []
 
     @property
     def model(self) -> str:
@@ -62,6 +63,12 @@ class OpenRequest:
     def prompt_token_ids(self) -> list[int]:
         """The rendered prompt."""
         return self._request["token_ids"] if self._request else []
+
+    @property
+    def waits(self) -> bool:
+        """Whether some of it waits for a place on a replica, or for the first token there."""
+        waiting = any(one.waits for one in self._failovers)
+        return self.phases.now in ("queue", "first_token") or waiting
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """The answer, piece by piece; every journal is settled at the end.
@@ -104,7 +111,7 @@ class OpenRequest:
         if not rest:
             return
         assert self._request is not None
-        failovers = [
+        failovers = self._failovers = [
             ChoiceFailover(
                 self.ask,
                 journal,
@@ -211,24 +218,25 @@ class Phases:
 
     Attributes:
         seconds: up to the beginning of the current phase.
+        now: the current phase; None before the first and after the end.
     """
 
-    __slots__ = ("_now", "_since", "seconds")
+    __slots__ = ("_since", "now", "seconds")
 
     def __init__(self) -> None:
         self.seconds: dict[Phase, float] = {}
-        self._now: Phase | None = None
+        self.now: Phase | None = None
         self._since = 0.0
 
     def begin(self, phase: Phase) -> None:
         """What follows is this phase's, until the next begins."""
-        if phase != self._now:
+        if phase != self.now:
             self.end()
-            self._now, self._since = phase, time.monotonic()
+            self.now, self._since = phase, time.monotonic()
 
     def end(self) -> None:
         """The request is over; a second call does nothing."""
-        if self._now is not None:
+        if self.now is not None:
             spent = time.monotonic() - self._since
-            self.seconds[self._now] = self.seconds.get(self._now, 0.0) + spent
-            self._now = None
+            self.seconds[self.now] = self.seconds.get(self.now, 0.0) + spent
+            self.now = None

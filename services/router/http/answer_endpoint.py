@@ -26,6 +26,7 @@ from services.router.answering.pass_through import PassThrough
 from services.router.errors import RequestFailed, Unjournaled, unreadable_body
 from services.router.http.access_log import LOGGED, AccessLog, RequestRecord
 from services.router.http.answers import AnswerWriter, HttpAnswer
+from services.router.http.progress_comments import commented
 from services.router.request.client_request import ClientRequest, Endpoint
 from services.router.request.trace_context import TRACE, trace_headers
 from services.router.trajectories.session_call import SessionCall
@@ -202,12 +203,13 @@ class AnswerEndpoint:
         self, request: OpenRequest, pieces: AsyncGenerator[Piece, None], answer: HttpAnswer
     ) -> None:
         writer = AnswerWriter(request)
-        async for piece in pieces:
-            if not answer.begun:
-                await answer.begin_stream(_choice_headers(request))
-            event = writer.event(piece)
-            if event is not None:
-                await answer.event(json_bytes(event))
+        async with commented(request, answer):
+            async for piece in pieces:
+                if not answer.begun:
+                    await answer.begin_stream(_choice_headers(request))
+                event = writer.event(piece)
+                if event is not None:
+                    await answer.event(json_bytes(event))
         if request.ask.include_usage:
             await answer.event(json_bytes(writer.usage_event()))
         await answer.end_stream()

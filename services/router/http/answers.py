@@ -46,6 +46,14 @@ class HttpAnswer:
         """One server-sent event."""
         await self._write(b"data: %b\n\n" % data, more=True)
 
+    async def comment(self, text: str) -> None:
+        """A line that clients leave out, in the stream, which it begins if need be."""
+        if not self.begun:
+            await self.begin_stream({})
+        await self._send(
+            {"type": "http.response.body", "body": b": %b\n\n" % text.encode(), "more_body": True}
+        )
+
     async def end_stream(self) -> None:
         """The end marker."""
         await self._write(b"data: [DONE]\n\n", more=False)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from services.protocol.errors import InvalidInput
 from services.trainer.sizing import held
 from services.trainer.sizing.held import FLOAT32
+from services.trainer.sizing.parked import parked
 from services.trainer.sizing.training import Training
 
 GIB = 2**30
@@ -60,6 +61,7 @@ HOST: Mapping[str, Callable[[Training], float]] = {
     "snapshots": snapshots,
     "copy for a checkpoint": checkpoint,
     "offloaded": offloaded,
+    "state that waits for its turn": parked,
 }
 """Terms of a rank's host memory."""
 
@@ -75,22 +77,29 @@ def checkpoint_disk(training: Training) -> float:
     return (training.trainer.checkpoints_kept + 1) * checkpoint(training) * training.shards
 
 
-def check_host(training: Training, node_gib: float) -> None:
+def check_host(
+    training: Training, node_gib: float, *, together: int | None = None, beside_gib: float = 0.0
+) -> None:
     """Refuse ranks whose node has not the host memory that they take.
 
-    Without `ranks_per_node` a node may have one rank or more: one is counted.
+    Args:
+        training: what they hold and do.
+        node_gib: host memory of the node.
+        together: ranks of a node; None: `ranks_per_node`, or the one that it has at least.
+        beside_gib: host memory that engines and relay of the same node take.
 
     Raises:
         InvalidInput: with the figure, its parts, and the limit.
     """
-    together = training.trainer.ranks_per_node or 1
+    together = together or training.trainer.ranks_per_node or 1
     parts = {name: size / GIB for name, size in host_parts(training).items()}
-    needed = together * sum(parts.values())
+    needed = together * sum(parts.values()) + beside_gib
     if needed <= node_gib:
         return
-    told = " + ".join(f"{size:.1f} of {name}" for name, size in parts.items())
+    told = " + ".join(f"{size:.1f} of {name}" for name, size in parts.items()) + " each"
+    told += f" and {beside_gib:.1f} for engines and relay" if beside_gib else ""
     fix = (
-        f"{together} of them need about {needed:.1f} GiB of host memory, {told} each, and a node "
+        f"{together} of them need about {needed:.1f} GiB of host memory, {told}, and a node "
         f"has {node_gib:.1f}. Spread them over more nodes, offload less, or take larger nodes."
     )
     raise InvalidInput("trainer.ranks_per_node", together, fix)

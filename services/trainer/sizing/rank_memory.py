@@ -6,9 +6,11 @@ from services.trainer.sizing import held, passes
 from services.trainer.sizing.training import Training
 
 GIB = 2**30
+CONTEXT_GIB = 1.3
+"""CUDA's context of a process, measured (docs/hardware.md)."""
 OVERHEAD_GIB = 4.0
-"""CUDA's context (1.3 measured), NCCL's buffers, and what the allocator cannot use for
-fragmentation (1.8 at most, docs/hardware.md)."""
+"""CUDA's context, NCCL's buffers, and what the allocator cannot use for fragmentation (1.8 at most,
+docs/hardware.md)."""
 
 Term = Callable[[Training], float]
 

@@ -1,6 +1,6 @@
 """Settings that would make a model fit, cheapest first."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,17 +17,32 @@ _LEAST_TOKENS = 1024
 Changes = Mapping[str, Any]
 
 
-def check_fits(training: Training, gpu_gib: float) -> None:
+def check_fits(
+    training: Training,
+    gpu_gib: float,
+    *,
+    beside: Mapping[str, float] | None = None,
+    cheaper: Sequence[str] = (),
+) -> None:
     """Refuse a model that its ranks cannot hold.
+
+    Args:
+        training: what they hold and do.
+        gpu_gib: memory of a GPU.
+        beside: GiB that others hold on it meanwhile, by name.
+        cheaper: settings of others that make the rank fit, cheaper than its own.
 
     Raises:
         InvalidInput: with the figure, the limit, and at most three keys that would make it fit.
     """
-    needed = rank_gib(training)
-    if needed <= gpu_gib:
+    needed, taken = rank_gib(training), sum((beside or {}).values())
+    if needed + taken <= gpu_gib:
         return
-    found = remedies(training, gpu_gib)
+    found = [*cheaper, *remedies(training, gpu_gib - taken)][:_COUNT]
     fix = f"A rank needs about {needed:.1f} GiB of its GPU's {gpu_gib:.1f}"
+    if beside:
+        told = " and ".join(f"{size:.1f} for {name}" for name, size in beside.items())
+        fix += f", beside {told}"
     if training.longest_row > training.trainer.micro_batch_tokens:
         fix += f" for a row of {training.longest_row:,} tokens, the engines' max_model_len"
     fix += ". "
@@ -64,6 +79,8 @@ def remedies(training: Training, gpu_gib: float) -> list[str]:
                     found[key] = " with ".join([_text(key, value), *extra])
                     break
     costs = list(ladders)
+    if training.trainer.placement == "shared" and "world_size" in found:
+        found["world_size"] += " and as many GPUs for engines"
     return [found[key] for key in sorted(list(found)[:_COUNT], key=costs.index)]
 
 
