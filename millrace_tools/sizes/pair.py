@@ -1,5 +1,6 @@
 """A deployment file and a run file that go together, as text."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,13 +61,15 @@ class Pair:
         """
         text = base.read_text(encoding="utf-8")
         body = text[text.index("proxy_location") :]
+        (nodes,) = re.findall(r"^# Nodes: .*\n", text, re.MULTILINE)
         lines = dict(_deployment_lines(wish, sizing))
         body = with_model(replaced(body, lines, source=str(base)), wish.model)
         gib = f"{wish.hardware.gpu_gib:g}"
         head = (
             f"# {self.title}\n"
             f"#   millrace check {self.name} --figures --gpu-gib {gib}   # the arithmetic below\n"
-            f"# Made by {self.made_by} from {base.name}, which explains the keys.\n#\n"
+            f"# Made by {self.made_by} from {base.name}, which explains the keys.\n"
+            f"{nodes}#\n"
             f"# For {wish.model.rpartition('/')[2]} and {self.run_name}:\n"
         )
         return with_figures(head + body, sizing)

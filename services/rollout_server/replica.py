@@ -103,8 +103,7 @@ class RolloutReplica:
                 quantised so that no new weights can be loaded.
             Exception: from vLLM; what had been started is stopped.
         """
-        self._devices = devices
-        await self._take_devices()
+        await self._take(devices)
         put_spans_on_every_output()
         arguments = server_arguments(self._config)
         try:
@@ -127,20 +126,8 @@ class RolloutReplica:
         except BaseException:
             await self.stop()
             raise
-        loader = EngineLoader(
-            self._engine,
-            VersionReceiver(
-                self._node.ip,
-                keeps_copy=self._config.keep_copy,
-                device=torch.device("cuda", 0) if self._config.device == "cuda" else None,
-            ),
-            adapter=await self._adapted(self._engine),
-            in_flight=self._config.in_flight,
-            commit_timeout_s=self._config.commit_timeout_s,
-            own_model=OwnModel(
-                dtype=self._config.dtype, vocabulary=engine_config.model_config.get_vocab_size()
-            ),
-        )
+        own_model = OwnModel(dtype=self._config.dtype, vocabulary=model.get_vocab_size())
+        loader = await self._loader_of(self._engine, own_model)
         self._longest_commit_s = loader.longest_commit_s
         prover = CanaryProver(self._engine, timeout_s=self._config.canary_timeout_s)
         control = EngineControl(self._engine, loader, self._config, devices=self._devices)
@@ -152,16 +139,32 @@ class RolloutReplica:
         self._watch_task = asyncio.create_task(self._watch(), name="watch")
         log.info("rollout server up", replica=self.replica_id, address=self.address)
 
-    async def _take_devices(self) -> None:
+    async def _take(self, devices: SharedDevices | None) -> None:
         """Wait for the end of the trainer's turn, however long a train step takes."""
-        if self._devices is None:
+        if devices is None:
             return
 
         def waits(busy: NotReady, _: float) -> None:
             log.info("rollout server waits", replica=self.replica_id, why=str(busy))
 
-        devices = self._devices
         await retrying(lambda: devices.take(_DEVICE_LOOK_S), pauses=[0.0], failed=waits)
+        self._devices = devices
+
+    async def _loader_of(self, engine: AsyncLLM, own_model: OwnModel) -> EngineLoader:
+        config = self._config
+        receiver = VersionReceiver(
+            self._node.ip,
+            keeps_copy=config.keep_copy,
+            device=torch.device("cuda", 0) if config.device == "cuda" else None,
+        )
+        return EngineLoader(
+            engine,
+            receiver,
+            adapter=await self._adapted(engine),
+            in_flight=config.in_flight,
+            commit_timeout_s=config.commit_timeout_s,
+            own_model=own_model,
+        )
 
     async def _adapted(self, engine: AsyncLLM) -> AdapterRequests | None:
         """Have every request answered with the adapter, where one is to come."""
@@ -200,6 +203,8 @@ class RolloutReplica:
         if self._engine is not None:
             await asyncio.to_thread(self._engine.shutdown)
             self._engine = None
+        if self._devices is not None:
+            self._devices.release()
 
     async def _watch(self) -> None:
         """Give up the lease as soon as a part has ended, without waiting to be asked."""

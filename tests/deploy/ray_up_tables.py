@@ -12,6 +12,7 @@ SEVERAL, ONE = ["aws.yaml", "gcp.yaml"], ["aws-1-node.yaml", "gcp-1-node.yaml"]
 FOR_GPUS = sorted(
     str(path.relative_to(DEPLOY.parent))
     for path in [*DEPLOY.glob("cluster*.yaml"), *DEPLOY.glob("sizes/*.yaml")]
+    if not path.name.endswith(".run.yaml")
 )
 
 

@@ -58,7 +58,8 @@ def test_the_nodes_hold_what_the_file_asks_for(name: str, file: str, tmp_path: P
     if name in SEVERAL:
         fewer = [row | {kind: str(int(count) - 1)} for kind, count in row.items()]
     else:
-        fewer = [one for one in table(name).values() if int(one["GPU"]) < int(row["GPU"])]
+        like = [one for one in table(name).values() if one["GiB"] == row["GiB"]]
+        fewer = [one for one in like if int(one["GPU"]) < int(row["GPU"])]
     for less in fewer:
         with pytest.raises(InvalidInput):
             deployment.check_nodes(nodes_of_file(_written(name, less, tmp_path)))
@@ -74,7 +75,7 @@ def test_the_file_stands_as_its_first_row_says(name: str) -> None:
     else:
         found = {key: str(value) for key, value in types["head"]["resources"].items()}
         machine = types["head"]["node_config"][MACHINE[name]]
-        assert found | {MACHINE[name]: machine} == row
+        assert found | {MACHINE[name]: machine, "GiB": row["GiB"]} == row
 
 
 @pytest.mark.parametrize(("name", "file"), ROWS)

@@ -122,6 +122,23 @@ class DeviceTurn:
             await cancel(self._renewal)
             await self._give_back(ranks.name)
 
+    async def keep(self) -> None:
+        """Have the turn of this operation go on after it."""
+        self.kept = True
+
+    async def end_forgotten(self, operations: asyncio.Lock) -> None:
+        """End each turn that is kept for an operation which does not come, until cancelled.
+
+        Args:
+            operations: held by every operation.
+        """
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            async with operations:
+                if self.forgotten:
+                    _log.warning("turn_forgotten", after_s=KEPT_S)
+                    await self.end()
+
     @property
     def forgotten(self) -> bool:
         """A turn is kept for an operation that does not come."""

@@ -29,7 +29,7 @@ from services.side_by_side import cancel
 from services.trainer.batch.rank_batch import RankBatch
 from services.trainer.batch.step_plan import StepPlan
 from services.trainer.config import TrainerConfig
-from services.trainer.lead.device_turn import KEPT_S, DeviceTurn
+from services.trainer.lead.device_turn import DeviceTurn
 from services.trainer.lead.group_progress import GroupProgress
 from services.trainer.lead.metrics import record_checkpoint, record_refused, record_step
 from services.trainer.lead.rank_group import EachRank, RankGroup
@@ -37,7 +37,6 @@ from services.trainer.rank.rank_messages import Digests, RankRun, RankStep, by_s
 from services.trainer.snapshot.publisher import CanaryScorer, Publisher
 
 RESTART_PAUSES_S = (0.5, 2.0, 10.0, 30.0)
-_LOOK_S = 5.0
 _RESTARTABLE = (NotReady, InvalidInput, RuntimeError)
 
 T = TypeVar("T")
@@ -95,12 +94,10 @@ class TrainerService:
             NotReady: the ranks did not come up.
         """
         self._install(await self._start_group(self._config, self._progress, self._devices))
-        self._loops = [
-            asyncio.create_task(self._supervise()),
-            asyncio.create_task(self._publisher.keep_published()),
-        ]
+        loops = [self._supervise(), self._publisher.keep_published()]
         if self._devices.shared:
-            self._loops.append(asyncio.create_task(self._end_forgotten_turns()))
+            loops.append(self._devices.end_forgotten(self._turn))
+        self._loops = [asyncio.create_task(loop) for loop in loops]
 
     async def close(self) -> None:
         """End the ranks and everything in flight."""
@@ -167,11 +164,7 @@ class TrainerService:
 
     async def begin_turn(self) -> None:
         """See `Trainer.begin_turn`."""
-
-        async def begin() -> None:
-            self._devices.kept = True
-
-        await self._in_turn(begin)
+        await self._in_turn(self._devices.keep)
 
     async def end_turn(self) -> None:
         """See `Trainer.end_turn`."""
@@ -295,15 +288,6 @@ class TrainerService:
         if self._group is None:
             raise NotReady("the trainer's ranks are restarting")
         return self._devices.on_devices(self._group)
-
-    async def _end_forgotten_turns(self) -> None:
-        """Return devices to engines when nobody has come for the next operation of a turn."""
-        while True:
-            await asyncio.sleep(_LOOK_S)
-            async with self._turn:
-                if self._devices.forgotten:
-                    _log.warning("turn_forgotten", after_s=KEPT_S)
-                    await self._devices.end()
 
     def _own(self, work: Any) -> "asyncio.Task[Any]":
         task = asyncio.ensure_future(work)

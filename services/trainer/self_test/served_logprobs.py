@@ -54,7 +54,9 @@ class Versions:
 
 
 def _model(folder: Path) -> PreTrainedModel:
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float64, use_safetensors=True
+    )
     return model.eval()
 
 
