@@ -60,7 +60,7 @@ def _one_engine(services: Services, deadline: Deadline) -> Iterator[None]:
 
 def death(bench: Bench, deadline: Deadline) -> Outcome:
     """Kill an engine after the first token of an answer: the answer goes on elsewhere."""
-    services = bench.running
+    services, entered = bench.running, time.monotonic()
     services.wait_until_whole(deadline)
     pids = {one.replica_id: one.pid for one in services.table().members}
     killed: list[str] = []
@@ -77,7 +77,9 @@ def death(bench: Bench, deadline: Deadline) -> Outcome:
         answer = asyncio.run(asyncio.wait_for(ask(), deadline.left_s("the rest of the answer")))
         began = time.monotonic()
         services.wait_until_replaced(killed[0], deadline)
+    waited = answer.arrivals_s[0] - entered  # it got so far, or nothing was killed
     figures = (
+        Figure(name="until its first piece", value=waited, unit="s"),
         Figure(name="longest gap", value=answer.longest_gap_s, unit="s"),
         Figure(name="whole answer", value=answer.seconds, unit="s"),
         Figure(name="engines of the answer", value=len(answer.replicas)),
