@@ -35,6 +35,8 @@ SECCOMP = Path("/usr/share/containers/seccomp.json")
 NAMESPACES = ("clone", "unshare", "mount", "umount2", "pivot_root")
 """System calls that docs/rewards.md adds to the runtime's profile."""
 BUILD_S, RUN_S = 7200, 1800
+_PROCESSES = 32768
+"""To so many buildah limits itself, whatever it then sets."""
 # crun refuses a machine that mounts both versions of control groups, even if it shall make none.
 _ONE_CGROUP = 'umount -R /sys/fs/cgroup; mount -t cgroup2 none /sys/fs/cgroup; exec "$@"'
 _PROGRAMS = ("debootstrap", "buildah", "podman", "crun")
@@ -48,9 +50,11 @@ class Store:
         self.folder, self.logs = folder, logs
         self._where = ["--root", f"{folder}/images", "--runroot", f"{folder}/run"]
         self._where += ["--storage-driver", "overlay"]
-        # Podman's own limits are higher than those of this process may be.
-        limits = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC}
-        most = {name: resource.getrlimit(limit)[1] for name, limit in limits.items()}
+        # The programs' own limits may be higher than this process may set, and they lower nproc.
+        files, processes = (
+            resource.getrlimit(one)[1] for one in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC)
+        )
+        most = {"nofile": files, "nproc": min(processes, _PROCESSES)}
         lines = ", ".join(f'"{name}={number}:{number}"' for name, number in most.items())
         self._settings = folder / "containers.conf"
         self._settings.write_text(f"[containers]\ndefault_ulimits = [{lines}]\n")
@@ -108,7 +112,7 @@ def build(store: Store, image: str, settings: Mapping[str, str]) -> tuple[str, i
         settings: of the package indexes; they are in the environment of the steps.
     """
     words = ["build", "--isolation", "chroot", "--pull-never", "--layers=false"]
-    words += ["--file", str(DOCKER / f"{image}.Dockerfile"), "--tag", f"millrace:{image}"]
+    words += ["--file", str(DOCKER / f"{image}.Dockerfile"), "--tag", f"localhost/millrace:{image}"]
     for name, value in settings.items():
         words += ["--env", f"{name}={value}"]
     for path in folders_and_files(settings):
@@ -136,7 +140,9 @@ def run(store: Store, name: str, command: Sequence[str]) -> tuple[str, int]:
     words = ["run", "--rm", "--runtime", "crun", "--cgroups", "disabled", "--network", "none"]
     words += ["--shm-size", "2g", "--security-opt", f"seccomp={profile(store)}"]
     words += ["--security-opt", "no-new-privileges", "--cap-drop", "all"]
-    status, seconds = store.run(name, "podman", *words, "millrace:cpu", *command, timeout_s=RUN_S)
+    status, seconds = store.run(
+        name, "podman", *words, "localhost/millrace:cpu", *command, timeout_s=RUN_S
+    )
     return ("passed" if status == 0 else f"failed ({status})"), seconds
 
 

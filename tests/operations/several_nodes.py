@@ -174,6 +174,8 @@ class RayNodes:
         command += [f"--{name}={port}" for name, port in PORTS.items()]
         resources = dict(self._resources[machine.name])
         command += [f"--num-cpus={resources.pop('CPU')}", f"--num-gpus={resources.pop('GPU', 0)}"]
+        if memory := resources.pop("memory", 0):
+            command += [f"--memory={memory:.0f}"]
         command += [f"--resources={json.dumps(resources)}"]
         if machine is self._head:
             command += ["--head", f"--port={RAY_PORT}", "--include-dashboard=false"]

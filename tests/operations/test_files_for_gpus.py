@@ -1,6 +1,6 @@
 """Deployment files for 2, 8 and 32 GPUs, started on the nodes that deploy/ray has for them.
 
-The nodes declare their CPUs and GPUs and do not have them (`on_declared_gpus.py`). What a file for
+The nodes declare CPUs, GPUs and memory that they do not have (`on_declared_gpus.py`). What a file for
 more GPUs asks for is held to its nodes without starting it (tests/deploy/test_ray_up_files.py): its
 64 ranks and 48 engines are more processes than a small machine holds.
 """
@@ -33,6 +33,8 @@ pytestmark = [
 ]
 URL = f"http://127.0.0.1:{PORT}"
 RUN_S = 300.0
+A_CORE_S_MEMORY = 9e9
+"""Bytes of the nodes with GPUs: 1,872 GB for 208 cores."""
 MOST_ENGINES = 1
 """That are real: each takes a gigabyte."""
 
@@ -57,7 +59,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def nodes_for(file: str, model: Path, logs: Path) -> Iterator[GpuNodes]:
     """Google Cloud's nodes for the file: it has machines of two GPUs."""
-    head, *workers = declared("gcp", file)
+    head, *workers = (
+        one | {"memory": one["CPU"] * A_CORE_S_MEMORY} for one in declared("gcp", file)
+    )
     resources = {"head": head | {FRONT: 1}} | {f"node{n}": one for n, one in enumerate(workers)}
     with Network(list(resources)) as network:
         nodes = GpuNodes(network, resources, logs)
