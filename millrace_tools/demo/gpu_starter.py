@@ -110,9 +110,10 @@ def write_pair(arguments: argparse.Namespace, source: Path) -> tuple[Path, list[
 
 def _fitting(arguments: argparse.Namespace, run_file: Path) -> tuple[Wish, Sizing]:
     """What is wanted, in the placement that fits, and the settings for it."""
-    if not on_hub(arguments.model):
-        model_folder(arguments.model)
-    shape = countable_shape(arguments.model, field="--model")
+    model = arguments.model
+    if not on_hub(model):  # services have other current folders
+        model = str(model_folder(model).resolve())
+    shape = countable_shape(model, field="--model")
     hardware = Hardware(
         gpus=arguments.gpus,
         gpu_gib=arguments.gpu_gib,
@@ -127,7 +128,7 @@ def _fitting(arguments: argparse.Namespace, run_file: Path) -> tuple[Wish, Sizin
         placements = ("shared",)
     wishes = [
         Wish(
-            model=arguments.model,
+            model=model,
             shape=shape,
             hardware=hardware,
             placement=placement,
