@@ -11,9 +11,10 @@ from millrace_tools.chaos.load_client import LoadClient
 from millrace_tools.chaos.monitor import Monitor
 from millrace_tools.chaos.observation import InjectedFault, Observation
 from millrace_tools.chaos.random_faults import RandomFaults
-from millrace_tools.chaos.script import Fault, FaultSpec, Script, Target
+from millrace_tools.chaos.script import Fault, FaultSpec, Script, Target, Turn
 
 _POLL_S = 0.1
+_TURN_LOOK_S, _TURN_S = 0.005, 120.0
 _SHOWN_S = 15.0
 """A lease may outlive its replica by the 10 s of the member table's own."""
 SPARED = frozenset({Target.REPLICA, Target.ENGINE})
@@ -83,7 +84,20 @@ class Campaign:
             return self._seen.step_at(self._clock()) > before
         return True
 
+    async def _turn_shown(self, turn: Turn | None) -> bool:
+        """Wait for a part of a turn; False if it has not come in two minutes."""
+        deadline = self._clock() + _TURN_S
+        while turn is not None and self._clock() < deadline:
+            if self._seen.leases and self._seen.leases[-1].shows(turn, self._seen.expected):
+                return True
+            await asyncio.sleep(_TURN_LOOK_S)
+        return turn is None
+
     async def _inject(self, spec: FaultSpec) -> None:
+        if not await self._turn_shown(spec.when):
+            refused = f"the replicas were not {spec.when} within {_TURN_S:g} s"
+            self._note(InjectedFault(at_s=self._clock(), spec=spec, victim="", refused=refused))
+            return
         targets = await self._targets.of(spec)
         at_s, victim, refused = self._clock(), "", "there is none"
         if targets:
@@ -93,7 +107,9 @@ class Campaign:
             refused = "" if answer == DONE else answer or "its node does not answer"
             if spec.fault is Fault.KILL and spec.target in STEPS_FIRST and not refused:
                 self._killed_at_step[spec.target] = self._seen.step_at(at_s)
-        injected = InjectedFault(at_s=at_s, spec=spec, victim=victim, refused=refused)
+        self._note(InjectedFault(at_s=at_s, spec=spec, victim=victim, refused=refused))
+
+    def _note(self, injected: InjectedFault) -> None:
         self._seen.faults.append(injected)
         self._report(injected)
 

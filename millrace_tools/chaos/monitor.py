@@ -53,6 +53,7 @@ class Monitor:
                     leased=frozenset(member.replica_id for member in table.leased),
                     newest_version=table.newest_version,
                     bus_id=table.bus_id,
+                    states=frozenset(member.state for member in table.members),
                 )
             )
 

@@ -2,8 +2,11 @@
 
 from dataclasses import dataclass, field
 
-from millrace_tools.chaos.script import FaultSpec
+from millrace_tools.chaos.script import FaultSpec, Turn
 from services.protocol.run.orchestrator import LedgerCounts, RunState
+from services.protocol.weights.weight_bus import ReplicaState
+
+_WITHOUT_WEIGHTS = {ReplicaState.JOINING, ReplicaState.CATCHING_UP}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,12 +18,21 @@ class Leases:
         leased: replicas with a lease.
         newest_version: highest published, None for none.
         bus_id: incarnation of the bus.
+        states: of the replicas.
     """
 
     at_s: float
     leased: frozenset[str]
     newest_version: int | None
     bus_id: str
+    states: frozenset[ReplicaState] = frozenset()
+
+    def shows(self, turn: Turn, expected: int) -> bool:
+        """Whether the cluster is in this part of a turn; `expected` replicas are all."""
+        if turn is Turn.SAMPLING:
+            return len(self.leased) >= expected
+        wanted = {ReplicaState.LENT} if turn is Turn.LENT else _WITHOUT_WEIGHTS
+        return bool(self.states & wanted)
 
 
 @dataclass(frozen=True, kw_only=True)

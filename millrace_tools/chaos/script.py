@@ -41,6 +41,17 @@ class Target(StrEnum):
     NODE = "node"
 
 
+class Turn(StrEnum):
+    """A part of a turn where ranks and engines share devices, by the states of the replicas."""
+
+    SAMPLING = "sampling"
+    """Every replica has a lease."""
+    LENT = "lent"
+    """The trainer has the device of a replica."""
+    WAKING = "waking"
+    """A replica has its device again, and no weights yet."""
+
+
 LASTING = frozenset({Fault.FREEZE, Fault.SLOW, Fault.FILL, Fault.SKEW, Fault.CUT})
 """Faults with a duration, undone at its end."""
 
@@ -59,6 +70,7 @@ class FaultSpec(StrictModel):
 
     Attributes:
         at: seconds after the start.
+        when: the part of a turn in which it is injected, from `at` on; None: at once.
         fault: the kind of fault.
         target: the part of the cluster that it hits.
         node: address of the node that has the target; None: any.
@@ -72,6 +84,7 @@ class FaultSpec(StrictModel):
     at: float = Field(ge=0)
     fault: Fault
     target: Target
+    when: Turn | None = None
     node: str | None = None
     which: int | None = Field(default=None, ge=0)
     seconds: float | None = Field(default=None, alias="for", gt=0, le=3600)
