@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 TREE = ("benchmarks/", "deploy/", "docs/", "examples/", "services/", "tests/")
 PLAIN = {
     *("source", "export", "cd", "cp", "mkdir", "head", "tail", "grep", "sleep", "kill", "printf"),
-    "git",
+    *("git", "ssh"),
 }
 """Programs of every shell, whose arguments need no check beyond the files that they name."""
 

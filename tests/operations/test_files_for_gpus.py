@@ -1,7 +1,7 @@
 """Deployment files for 2, 8 and 32 GPUs, started on the nodes that deploy/ray has for them.
 
-The nodes declare CPUs, GPUs and memory that they do not have (`on_declared_gpus.py`). What files for
-more GPUs ask for is held to their nodes without starting them (tests/deploy/test_ray_up_files.py):
+The nodes declare CPUs, GPUs and memory that they do not have (`on_declared_gpus.py`). What files
+for more GPUs ask for is held to their nodes without a start (tests/deploy/test_ray_up_files.py):
 64 ranks and 48 engines are more processes than a small machine holds.
 """
 
