@@ -38,6 +38,7 @@ COMMANDS_RUN_BY = {
     "ray down": "tests/operations/test_ray_up.py",
     "ssh ubuntu@WORKER": "tests/operations/test_ray_up.py",
     "millrace wait --timeout": "tests/operations/test_ray_up.py",
+    "serve run --non-blocking deploy/cluster.yaml": "tests/operations/test_ray_up.py",
     "serve deploy": "tests/operations/test_live_changes.py",
     "pytest tests/fuzz": "tests/fuzz/test_public_endpoints.py",
     "export OPENAI": "tests/conformance/test_agents_doc.py",

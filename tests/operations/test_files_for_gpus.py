@@ -1,9 +1,8 @@
 """Deployment files for 2, 8 and 32 GPUs, started on the nodes that deploy/ray has for them.
 
-The nodes declare CPUs, GPUs and memory that they do not have (`on_declared_gpus.py`). What a file
-for more GPUs asks for is held to its nodes without starting it
-(tests/deploy/test_ray_up_files.py): its 64 ranks and 48 engines are more processes than a small
-machine holds.
+The nodes declare CPUs, GPUs and memory that they do not have (`on_declared_gpus.py`). What files
+for more GPUs ask for is held to their nodes without a start (tests/deploy/test_ray_up_files.py):
+64 ranks and 48 engines are more processes than a small machine holds.
 """
 
 import json
