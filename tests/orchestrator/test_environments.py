@@ -142,6 +142,21 @@ async def test_each_way_to_fail_has_a_name_and_costs_no_later_episode(
         assert not cluster.router.sessions.open
 
 
+@pytest.mark.parametrize("how", ["sleeps", "blocks"])
+async def test_an_episode_without_a_call_for_too_long_is_given_up_by_a_name_of_its_own(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment_process, "_GRACE_S", 0.2)
+    async with world(tmp_path) as cluster, sampler(cluster) as rollouts:
+        quiet = request(how, timeout_s=None, progress_s=1.0)
+        with pytest.raises(RolloutFailed) as caught:
+            await episodes(rollouts, quiet)
+        assert caught.value.reason == "environment_stalled"
+        assert "no progress for 1 s" in str(caught.value)
+        await let_go(rollouts)
+        assert len(await episodes(rollouts, request("two_turns"))) == 2
+
+
 async def test_an_episode_that_fails_is_left_out_of_a_group_that_goes_on(tmp_path: Path) -> None:
     zoo = tmp_path / "half.py"
     zoo.write_text(
