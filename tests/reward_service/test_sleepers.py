@@ -31,9 +31,10 @@ def a_quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "_machine_is_contended", lambda: False)
 
 
-def programs(code: str, name: str, policy: str = "fraction") -> ScoreJob:
+def programs(code: str, name: str, policy: str = "fraction", *, cpu_s: float = CPU_S) -> ScoreJob:
     tests = [{"stdin": f"{n}\n", "expected": f"{n}", "group": str(n % 5)} for n in range(TESTS)]
-    return _job(code, name, {"tests": tests, "policy": policy})
+    limits = {"cpu_s": cpu_s}
+    return _job(code, name, {"tests": tests, "policy": policy, "limits": limits})
 
 
 def calls(code: str, name: str, policy: str = "fraction") -> ScoreJob:
@@ -91,7 +92,8 @@ async def test_sleepers_ahead_of_right_programs_harm_none_of_them(
     scoring: Scoring = await new_scoring(tier, slots=2, answer_deadline_s=100, queue_wait_s=90)
     try:
         sleepers = [programs(SLEEP, f"sleeper {n}") for n in range(8)]
-        right = [programs("print(input())", f"right {n}") for n in range(6)]
+        # Their own limit is far: on a busy machine one of them may wait for a core for seconds.
+        right = [programs("print(input())", f"right {n}", cpu_s=5) for n in range(6)]
         scores = await scoring.score([*sleepers, *right])
     finally:
         scoring.close()
