@@ -21,6 +21,7 @@ COMMANDS_RUN_BY = {
     "make task TASK=mine": "tests/operations/test_own_task.py",
     "make demo TASK=mine": "tests/operations/test_own_task.py",
     "millrace init": "tests/operations/test_wheel.py",
+    "millrace init --gpus": "tests/cli/test_init_gpus.py",
     "millrace view": "tests/page",
     "millrace compare": "tests/cli/test_comparison.py",
     "millrace report": "tests/cli/test_comparison.py",
