@@ -28,7 +28,9 @@ _DESK = "desk"
 """The machine of the user."""
 _KEY = ".ssh/id_ed25519"
 
-_STAYS = ("ray", "torchinductor_", "pymp-")
+_STAYS = ("ray", "torchinductor_", "pymp-", "millrace-toolchain-")
+"""In /tmp: Ray's own, torch's cache, and the reward service's copy of a compiler, which its next
+start removes."""
 
 _SETTINGS = {
     # A machine that is busy with other tests starts a node slowly.
