@@ -51,6 +51,7 @@ class Lending:
         self._clock = clock
         self._loan: _Loan | None = None
         self._freed: set[str] = set()
+        self._owed: set[str] = set()  # a device to those that lent theirs, until they have it back
         self._orders: dict[str, asyncio.Task[None]] = {}
         self._next_try: dict[str, float] = {}
 
@@ -75,6 +76,7 @@ class Lending:
         """A replica has said what holds it, as after a restart of the bus."""
         if held is Hold.LENT:
             self._freed.add(replica_id)
+            self._owed.add(replica_id)
         self.order_missing()
 
     def expire(self) -> None:
@@ -89,11 +91,12 @@ class Lending:
         """Order each replica that is not as the loan wants it, unless an order is under way."""
         sharing = self._replicas.sharing
         self._freed &= sharing.keys()
+        self._owed &= sharing.keys()
         self._next_try = {one: at for one, at in self._next_try.items() if one in sharing}
         for replica_id, held in sharing.items():
             if self._loan is not None and replica_id not in self._freed:
                 self._begin(replica_id, ControlAction.LEND_DEVICE)
-            elif self._loan is None and (replica_id in self._freed or held is Hold.LENT):
+            elif self._loan is None and (replica_id in self._owed or held is Hold.LENT):
                 self._begin(replica_id, ControlAction.TAKE_DEVICE)
 
     async def close(self) -> None:
@@ -121,8 +124,11 @@ class Lending:
             BusMetrics.loan_failures.inc(tags={"replica": replica_id, "order": action})
             log.warning("loan failed", replica=replica_id, order=action, why=str(error))
         else:
-            if outcome.held in _FREE and action is ControlAction.LEND_DEVICE:
+            if action is ControlAction.TAKE_DEVICE:
+                self._owed.discard(replica_id)
+            elif outcome.held in _FREE:
                 self._freed.add(replica_id)
+                self._owed.add(replica_id)
         finally:
             del self._orders[replica_id]
             self._changes.notify()

@@ -111,6 +111,21 @@ async def test_an_order_that_failed_is_given_again(world: World) -> None:
     assert await loan == ()
 
 
+async def test_a_device_that_could_not_be_taken_is_given_back_again(world: World) -> None:
+    replica = await sharing(world, "r", 1)
+    loan = lend(world)
+    await follow(replica, ControlAction.LEND_DEVICE, Hold.ASLEEP)
+    await loan
+    await world.bus.return_devices("a")
+    await follow(replica, ControlAction.TAKE_DEVICE, Hold.ASLEEP, error="another process has it")
+    async with asyncio.timeout(DEADLINE_S):
+        while not (await world.bus.next_orders("r", replica.acknowledged, 0.0)).orders:
+            world.clock.now += 1
+            await world.bus.expire()
+            await asyncio.sleep(0)
+    await follow(replica, ControlAction.TAKE_DEVICE, Hold.ASLEEP)
+
+
 async def test_a_dead_replica_is_not_waited_for(world: World) -> None:
     await sharing(world, "r", 1)
     loan = lend(world)

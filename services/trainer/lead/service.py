@@ -135,9 +135,8 @@ class TrainerService:
         """What the trainer does while no rank has work."""
         if self._group is None or self._group.lost.is_set():
             return RankProgress(phase="starting")
-        if self._devices.waiting:
-            return RankProgress(phase="waiting for engines to free its devices")
-        return RankProgress(phase="publishing") if self._turn.locked() else None
+        doing = "waiting for engines to free its devices" if self._devices.waiting else "publishing"
+        return RankProgress(phase=doing) if self._turn.locked() else None
 
     async def start_run(self, start: RunStart) -> TrainerState:
         """See `Trainer.start_run`."""
@@ -168,8 +167,9 @@ class TrainerService:
 
     async def end_turn(self) -> None:
         """See `Trainer.end_turn`."""
-        async with self._turn:
-            await self._devices.end()
+        if self._group is not None and not self._group.lost.is_set():  # else it has ended
+            async with self._turn:
+                await self._devices.end()
 
     async def profile(self, request: ProfileRequest) -> None:
         """See `Trainer.profile`."""
@@ -330,7 +330,8 @@ class TrainerService:
     async def _restart(self) -> RankGroup:
         async def start() -> RankGroup:
             try:
-                group = await self._start_group(self._config, self._progress, self._devices)
+                async with self._turn:  # no operation of the ranks before them has devices
+                    group = await self._start_group(self._config, self._progress, self._devices)
             except _RESTARTABLE:
                 self._failed_starts += 1
                 raise
