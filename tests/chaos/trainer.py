@@ -85,7 +85,7 @@ class RankProcesses:
             with suppress(RayActorError):
                 await rank.release.remote()
 
-    def _new_rank(self, config: TrainerConfig, group: str, rank: int) -> RankHandle:
+    def _new_rank(self, config: TrainerConfig, group: str, rank: int, _: None) -> RankHandle:
         path = f"{self._folder}/{group}-{rank}"
         args = path, self._bus, self._weights, config, group, rank
         handle = RankHandle(path, lambda: self._start("run_rank", *args), self.may_start)

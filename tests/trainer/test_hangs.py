@@ -67,7 +67,7 @@ def started(
         """A group of two whose second rank halts."""
         made: list[RankProcess] = []
 
-        def new_rank(config: TrainerConfig, group: str, rank: int) -> RankProcess:
+        def new_rank(config: TrainerConfig, group: str, rank: int, _: None) -> RankProcess:
             path, how = tmp_path / f"{rank}", halt if rank == 1 else None
             made.append(RankProcess(rank_forks, path, rank, config, group, how))
             return made[-1]
