@@ -3,13 +3,14 @@
 import argparse
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
-from millrace_tools.accept.report import Hardware, Report, StageReport, Verdict
+from millrace_tools.accept.report import Report, StageReport, Verdict
 from millrace_tools.command import FAILED, RAY_ADDRESS, command, option
 from millrace_tools.output import print_line
 from services.disk import replace_file, write_problem
@@ -54,10 +55,16 @@ def accept(arguments: argparse.Namespace, console: Console) -> int:
         console=quiet,
     )
     done: list[StageReport] = []
+    head = {
+        "millrace": version("millrace"),
+        "made_at": time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
+        "quick": bench.quick,
+        "hardware": bench.hardware,
+    }
 
     def told(stage: StageReport) -> None:
         done.append(stage)
-        report = _report(bench.hardware, arguments.quick, done)
+        report = _report(head, done)
         # After each one, so that a machine that fails as a whole leaves a report, too.
         replace_file(folder / REPORT, report.text.encode())
         replace_file(folder / PAGE, page(report).encode())
@@ -66,7 +73,7 @@ def accept(arguments: argparse.Namespace, console: Console) -> int:
 
     with terminated_like_interrupted(), bench.ending:
         run_stages(stages, bench, told)
-    report = _report(bench.hardware, arguments.quick, done)
+    report = _report(head, done)
     if arguments.json:
         print_line(report.text.rstrip(), console)
     else:
@@ -74,12 +81,9 @@ def accept(arguments: argparse.Namespace, console: Console) -> int:
     return FAILED if report.failed else 0
 
 
-def _report(hardware: Hardware, quick: bool, stages: Sequence[StageReport]) -> Report:
+def _report(head: Mapping[str, Any], stages: Sequence[StageReport]) -> Report:
     return Report(
-        millrace=version("millrace"),
-        made_at=time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
-        quick=quick,
-        hardware=hardware,
+        **head,
         stages=tuple(stages),
     )
 
