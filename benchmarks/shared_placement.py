@@ -43,7 +43,7 @@ def main() -> None:
         demo = DemoOptions(seed=0, port=free_port(), steps=None)
         with deployed(demo, Console(quiet=True), trainer=shared, rollout_server=shared):
             figures = asyncio.run(measure(Path(folder), options.rounds))
-    figures |= machine() | {"model_bytes": model_bytes(model)}
+        figures |= machine() | {"model_bytes": model_bytes(model)}
     report(figures)
     write(options.json, figures)
 

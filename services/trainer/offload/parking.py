@@ -21,6 +21,7 @@ from services.trainer.heartbeat import HEARTBEAT
 PIECE = 64 << 20
 """Bytes between two signs of life."""
 
+_libc = ctypes.CDLL(None)
 _ON_DISK = Path("/var/tmp")  # unlike /tmp never in memory
 
 
@@ -65,6 +66,8 @@ class Parking:
             storage.resize_(0)
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
+        elif hasattr(_libc, "malloc_trim"):
+            _libc.malloc_trim(0)  # blocks below 32 MiB would stay with the C library
         return sum(nbytes for _, nbytes in self._parked)
 
     def unpark(self) -> None:
