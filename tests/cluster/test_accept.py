@@ -54,11 +54,9 @@ def test_served_logprobs_are_exact_across_a_push(bench: Bench) -> None:
     assert 0 < found["largest gap"] < 1e-4
 
 
-def test_an_engine_that_sleeps_gives_memory_back_or_says_why_it_cannot(bench: Bench) -> None:
+def test_an_engine_that_sleeps_gives_memory_back(bench: Bench) -> None:
     report = run("sleep", bench)
-    assert report.verdict is not Verdict.FAILED, report.reason
-    if report.verdict is Verdict.NOT_TRIED:
-        assert "Only engines on GPUs can; use pause." in report.reason
+    assert report.verdict is Verdict.PASSED, report.reason
 
 
 def test_an_answer_goes_on_when_its_engine_is_killed(bench: Bench, cluster: Cluster) -> None:
