@@ -3,8 +3,8 @@
     python -m benchmarks.shared_placement
 
 The services of deploy/laptop.yaml with `placement: shared`: a real engine and a real rank on CPUs,
-with a model of 147 MB. Each round is a turn with one train step on random answers. Memory is that
-which the processes have to themselves; pages of files and of staged versions are not in it.
+with a model of 147 MB. Each round is a turn with one train step on random answers. Memory is the
+processes' anonymous memory; pages of files and of staged versions are not in it.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from services.protocol.weights.weight_bus import ReplicaState
 SHAPE = 512, 1536, 8, 8, 4, 64
 VOCABULARY = 8192
 BATCH = Shape(groups=2, size=4, prompt=16, response=48)
-NAMES = {"engine": "VLLM::EngineCore", "rank": "ray::TrainerRank"}
+NAMES = {"engine": "VLLM::", "rank": "ray::TrainerRank"}
 _LOOK_S, _UP_S, _SETTLE_S = 0.02, 300.0, 0.5
 
 
@@ -89,21 +89,20 @@ async def sampling() -> None:
 
 
 def memory() -> dict[str, int]:
-    """Bytes that each process has to itself."""
+    """Bytes of each process's anonymous memory."""
     found = dict.fromkeys(NAMES, 0)
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error, OSError):
             title = " ".join(process.cmdline())
             for name, begins in NAMES.items():
                 if title.startswith(begins):
-                    found[name] += _private(process.pid)
+                    found[name] += _anonymous(process.pid)
     return found
 
 
-def _private(pid: int) -> int:
+def _anonymous(pid: int) -> int:
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    kinds = ("Private_Clean:", "Private_Dirty:")
-    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(kinds))
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss_Anon:"))
 
 
 def report(figures: dict[str, Any]) -> None:

@@ -42,10 +42,12 @@ def page() -> str:
         _weights(),
         _beside(),
         _fanout(),
+        _chains(),
         _in_flight(),
         _canary(),
         _training(),
         _batches(),
+        _turns(),
         _schedules(),
         _soak(),
     ]
@@ -235,6 +237,60 @@ def _fanout() -> str:
     )
 
 
+def _chains() -> str:
+    soak = _read("soak_fanout")
+    middle, most = soak["push_s"]
+    row = (
+        f"{soak['seconds'] / 60:.0f} | {soak['pushes']:,} | {middle:.2f} s | {most:.2f} s"
+        f" | {soak['held']:.2f} | {len(soak['problems'])}"
+    )
+    rows = [
+        f"{kind} | {len(seconds)} | {_both(soak['others'].get(kind, []))} | {_both(seconds)}"
+        for kind, seconds in sorted(soak["whole"].items())
+    ]
+    wrong = "".join(f"\n- {one}" for one in soak["problems"])
+    return _section(
+        "Chains of relays under faults",
+        "`benchmarks/soak/fanout.py`: versions are pushed along a chain of four nodes, and in"
+        " the midst of one something fails. Median and most of the seconds until the other nodes"
+        " have that version, and until all have a version again once the fault is undone.",
+        _table("minutes | pushes | median | most | models held on a node | problems", [row]),
+        f"The problems:\n{wrong}" if wrong else "",
+        _table("fault | times | others have it, s | whole again, s", rows),
+    )
+
+
+def _both(seconds: Sequence[float]) -> str:
+    """Median and most."""
+    return f"{median(seconds):.1f}, {max(seconds):.1f}" if seconds else "-"
+
+
+def _turns() -> str:
+    found = _read("shared_placement")
+    later = found["rounds"][1:]
+
+    def middle(name: str) -> str:
+        return f"{median(one[name] for one in later):.2f} s"
+
+    def models(phase: str, process: str) -> str:
+        return f"{median(one[phase][process] for one in later) / found['model_bytes']:.2f}"
+
+    rows = [
+        f"{process} | {models('sampling', process)} | {models('turn', process)}"
+        for process in ("engine", "rank")
+    ]
+    times = " | ".join(map(middle, ("begin_s", "step_s", "end_s", "awake_s")))
+    return _section(
+        "Turns on a shared device",
+        "`benchmarks/shared_placement.py`: an engine and a rank on CPUs take turns"
+        f" ([one GPU](one-gpu.md)); a model of {found['model_bytes'] / 1e6:.0f} MB in float32,"
+        f" medians of {len(later)} turns. Memory is anonymous memory, in models: code and caches of"
+        " Python are in it.",
+        _table("process | while the engine samples | in the trainer's turn", rows),
+        _table("begin a turn | its step | end it | until the engine serves", [times]),
+    )
+
+
 def _in_flight() -> str:
     found = _read("in_flight")
     policies = found["policies"]
@@ -410,8 +466,7 @@ def _whole_runs() -> str:
 def _healing(times: Mapping[str, Sequence[float]]) -> Iterator[str]:
     """Median and most of the seconds, of each way in which a cluster is as before."""
     for way in ("leased_s", "stepped_s", "answered_s"):
-        seconds = times.get(way)
-        yield f"{median(seconds):.1f}, {max(seconds):.1f}" if seconds else "-"
+        yield _both(times.get(way, ()))
 
 
 def _highlights() -> str:

@@ -138,7 +138,7 @@ async def test_calls_after_one_that_fails_are_made_where_they_matter(scoring: Sc
     tests = [{"args": [x], "expected": x} for x in range(6)]
     grader = {"entry_point": "f", "tests": tests, "limits": {"cpu_s": 0.2}}
     some = await graded(scoring, code, **grader, policy="fraction")
-    assert (some.passed, some.run, some.reward) == (4, 6, pytest.approx(4 / 6))
+    assert (some.passed, some.run, some.reward) == (4, 6, pytest.approx(4 / 6)), some
     assert some.verdict is Verdict.RUNTIME_ERROR
     every = await graded(scoring, code, **grader)
     assert (every.reward, every.total) == (0.0, 6)

@@ -155,13 +155,13 @@ async def test_one_slow_answer_holds_back_no_other_score(
     new_scoring: NewScoring, function_job: JobMaker, processes_of: Callable[[Scoring], set[int]]
 ) -> None:
     """At its own deadline it is given up alone, and its slot serves the next answer."""
-    scoring = await new_scoring("B", slots=1, answer_deadline_s=3)
+    scoring = await new_scoring("B", slots=1, answer_deadline_s=8)
     try:
         jobs = [function_job(RIGHT), function_job(BUSY, cpu_s=60), function_job(f"{RIGHT}\n# 2")]
         right, slow, waiting = await asyncio.wait_for(scoring.score(jobs), 300)
         assert (right.verdict, right.reward) == (Verdict.ACCEPTED, 1.0)
         assert (slow.verdict, slow.reward) == (Verdict.INFRA_ERROR, None)
-        assert slow.detail == "not graded in 3 s"
+        assert slow.detail == "not graded in 8 s"
         assert (waiting.verdict, waiting.reward) == (Verdict.INFRA_ERROR, None)
         await until(lambda: not processes_of(scoring))
         assert (await score_one(scoring, function_job(RIGHT + "\n"))).verdict is Verdict.ACCEPTED

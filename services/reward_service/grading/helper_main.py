@@ -1,6 +1,7 @@
 """The helper process: imports modules, then forks a child for each call and times it.
 
-Run as `python -m services.reward_service.grading.helper_main CONTROL_FD MODULE...`.
+Run as `python -m services.reward_service.grading.helper_main CONTROL_FD NAME...`, where a name is a
+module, or `module:function` to call once, so that no child has to do its work again.
 """
 
 import contextlib
@@ -28,7 +29,10 @@ def main() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     try:
         for name in sys.argv[2:]:
-            importlib.import_module(name)
+            module, _, prepare = name.partition(":")
+            loaded = importlib.import_module(module)
+            if prepare:
+                getattr(loaded, prepare)()
     except Exception as error:  # noqa: BLE001 - the edge: a module of the user's, reported to the service
         control.send(f"{type(error).__name__}: {error}"[:500].encode())
         return

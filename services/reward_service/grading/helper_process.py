@@ -50,7 +50,7 @@ class HelperProcess:
     """Calls functions by name; see `services.reward_service.grading.helper_main` for what it runs.
 
     Args:
-        modules: what it imports before the first call.
+        modules: what it imports, or calls, before the first call.
         concurrency: calls at a time; more wait.
     """
 

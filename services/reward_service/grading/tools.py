@@ -17,6 +17,7 @@ from services.reward_service.grading.test_sets import TestSets
 from services.reward_service.sandbox.language_check import LanguageCheck
 from services.reward_service.sandbox.sandbox import Sandbox
 
+_PREPARE_MATHS = "services.reward_service.graders.symbolic:prepare"
 _HELPER_CPU_S = 0.01
 """A guess at the processor time of one call of a helper."""
 _WEIGHT = 0.2
@@ -62,7 +63,7 @@ class Tools:
         self.failures_in_a_row = 0
         own = [place.partition(":")[0] for place in config.graders.values()]
         users = ["services.reward_service.graders.user_graders", *config.grader_modules, *own]
-        self._helper = HelperProcess(["math_verify"], concurrency=config.slots)
+        self._helper = HelperProcess([_PREPARE_MATHS], concurrency=config.slots)
         self._users = HelperProcess(users, concurrency=config.user_grader_processes)
         self._http: aiohttp.ClientSession | None = None
 
