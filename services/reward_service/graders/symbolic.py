@@ -45,7 +45,8 @@ def prepare() -> None:
     from math_verify import parse, verify
 
     logging.disable(logging.WARNING)  # it warns that there is no timeout
-    parsed = [parse(_boxed(text), parsing_timeout=None) for text in ("x^2+2x+1", r"(x+1)^{\frac42}")]
+    texts = "x^2+2x+1", r"(x+1)^{\frac42}"
+    parsed = [parse(_boxed(text), parsing_timeout=None) for text in texts]
     verify(*parsed, timeout_seconds=None)
 
 
