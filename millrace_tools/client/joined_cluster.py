@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import ray
 from ray.exceptions import RayError
@@ -48,21 +49,39 @@ def joined_cluster(address: str | None) -> Iterator[None]:
 
     # A daemon: without its token Ray retries for ever, and cannot be interrupted.
     thread = threading.Thread(target=join, name="join", daemon=True)
-    thread.start()
-    thread.join(_JOIN_S)
-    if thread.is_alive():
-        mode = os.environ.get("RAY_AUTH_MODE", "not set")
-        raise NotReady(
-            f"the Ray cluster at {address} does not let this command in after "
-            f"{_JOIN_S:g} s: does it ask for a token? RAY_AUTH_MODE is {mode} here"
-        )
-    if refused:
-        fix = f"The Ray cluster cannot be joined: {str(refused[0]).splitlines()[0]}"
-        raise InvalidInput("--address", address, fix)
-    try:
+    with messages_to_stderr():
+        thread.start()
+        thread.join(_JOIN_S)
+        if thread.is_alive():
+            mode = os.environ.get("RAY_AUTH_MODE", "not set")
+            raise NotReady(
+                f"the Ray cluster at {address} does not let this command in after "
+                f"{_JOIN_S:g} s: does it ask for a token? RAY_AUTH_MODE is {mode} here"
+            )
+        if refused:
+            fix = f"The Ray cluster cannot be joined: {str(refused[0]).splitlines()[0]}"
+            raise InvalidInput("--address", address, fix)
+        try:
+            yield
+        finally:
+            ray.shutdown()
+
+
+@contextmanager
+def messages_to_stderr() -> Iterator[None]:
+    """Have the cluster's warnings written to standard error, whatever `log_to_driver` says.
+
+    Ray prints them to standard output, where they would end up in a command's JSON.
+    """
+    from ray._private import worker
+
+    original = worker.print_to_stdstream
+
+    def to_stderr(data: dict[str, Any], *args: Any, **options: Any) -> None:
+        original({**data, "is_err": True}, *args, **options)
+
+    with mock.patch.object(worker, "print_to_stdstream", to_stderr):
         yield
-    finally:
-        ray.shutdown()
 
 
 def node_actors(actor: type) -> list[tuple[str, Any]]:

@@ -50,8 +50,8 @@ class Space:
     def __init__(self, name: str, disk: Path) -> None:
         self.name, self._disk = name, disk
         # dash waits for whatever child ends, so it also takes in those that lost their parent.
-        keep = f"hostname {name}; mount -t tmpfs -o size=1g,mode=755 disk {disk}"
-        keep += "; mount -t tmpfs -o size=1g,mode=1777 shm /dev/shm"
+        keep = f"hostname {name}; mount -t tmpfs -o size=6g,mode=755 disk {disk}"
+        keep += "; mount -t tmpfs -o size=4g,mode=1777 shm /dev/shm"
         keep += "; ip link set lo up; echo up; cat; exit"
         unshare = ["unshare", "--net", "--mount", "--pid", "--uts", "--fork", "--kill-child"]
         self._keeper = subprocess.Popen(
