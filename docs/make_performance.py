@@ -52,7 +52,7 @@ def page() -> str:
         _soak(),
     ]
     parts.append(_whole_runs())
-    return "\n".join([HEAD, *parts])
+    return "\n".join([HEAD, *filter(None, parts)])
 
 
 def readme(text: str) -> str:
@@ -80,6 +80,11 @@ _CANNOT_BE_CUT = {
     "shutdown": "Serve lets calls end, and the engine's processes unwind",
 }
 _SHOWN_PROCESSES = 3
+
+
+def _is_recorded(name: str) -> bool:
+    """Whether a benchmark has written its baseline; its section comes with it."""
+    return (BASELINES / f"{name}.json").exists()
 
 
 def _start_up() -> str:
@@ -238,6 +243,8 @@ def _fanout() -> str:
 
 
 def _chains() -> str:
+    if not _is_recorded("soak_fanout"):
+        return ""
     soak = _read("soak_fanout")
     middle, most = soak["push_s"]
     row = (
@@ -266,6 +273,8 @@ def _both(seconds: Sequence[float]) -> str:
 
 
 def _turns() -> str:
+    if not _is_recorded("shared_placement"):
+        return ""
     found = _read("shared_placement")
     later = found["rounds"][1:]
 
