@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from benchmarks.clock import Clock
-from services.router.request.client_request import PromptPrefix
+from services.router.request.needs import PromptPrefix
 
 CACHE_TOKENS = 262_144
 PREFILL_PER_S = 20_000.0

@@ -11,7 +11,7 @@ from functools import cache
 
 from benchmarks.clock import Clock
 from benchmarks.router.simulated_engines import Call, Segment
-from services.router.request.client_request import PromptPrefix
+from services.router.request.needs import PromptPrefix
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -67,7 +67,7 @@ class AccessControl:
         key = self._ring.find(_shown(scope))
         if key is None:
             self._count("", "unauthorized")
-            message = "no such API key; send one as `Authorization: Bearer KEY`"
+            message = "no such API key; send one as `Authorization: Bearer KEY` or `x-api-key: KEY`"
             shown_as = {"www-authenticate": "Bearer"}
             await _refusal(401, "invalid_api_key", message, shown_as)(scope, receive, send)
             return
@@ -147,12 +147,12 @@ def protect(
 
 
 def _shown(scope: Scope) -> bytes:
-    """The bearer token, empty for none."""
-    for name, value in scope["headers"]:
-        if name == b"authorization":
-            scheme, _, token = value.partition(b" ")
-            return token.strip() if scheme.lower() == b"bearer" else b""
-    return b""
+    """The bearer token or, as Anthropic's clients send it, the API key; empty for none."""
+    headers = dict(scope["headers"])
+    scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+    if scheme:
+        return bytes(token.strip()) if scheme.lower() == b"bearer" else b""
+    return bytes(headers.get(b"x-api-key", b"").strip())
 
 
 def _beyond_limits(key: ApiKey, excess: Excess, wait_s: float) -> AsciiJson:

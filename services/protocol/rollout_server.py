@@ -3,10 +3,15 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
+Rendered = Literal["chat", "tokens", "completions", "messages", "responses"]
+"""Requests that a replica renders: the APIs of OpenAI, and Anthropic's Messages; `tokens` is a chat
+whose body has its prompt under `tokens`, too, which is taken as it is."""
+
 RENDER_AND_GENERATE = "/inference/v1/render_and_generate"
 """Takes a `GenerationOrder`. Answers like `/inference/v1/generate`, and has under `request`
 what that would take: in an event before the first token, or in the one object of a whole answer.
-Another replica can go on from there."""
+Another replica can go on from there. Beside it, under `chat`, stands the chat request that a
+request of the Messages or Responses API comes to."""
 
 HISTORY_DEPENDENT = (
     "presence_penalty",
@@ -27,7 +32,7 @@ class GenerationOrder:
     """A client's request as the router has it answered: rendered and generated at once.
 
     Attributes:
-        endpoint: which of the two kinds of request.
+        endpoint: the API of the request.
         body: what the client sent, without our extensions.
         request_id: the answer's id.
         shown_early: the client sees tokens before the answer is finished. An answer that can
@@ -38,7 +43,7 @@ class GenerationOrder:
             that cannot be longer comes in one piece.
     """
 
-    endpoint: Literal["chat", "completions"]
+    endpoint: Rendered
     body: dict[str, Any]
     request_id: str
     shown_early: bool

@@ -15,7 +15,8 @@ class RolloutServerConfig(StrictModel):
     Attributes:
         model: folder with `config.json` and the tokenizer, or `hf://owner/name`. Its
             weights are not read, but with `lora_rank`: the weight bus delivers them.
-        served_model_name: name by which clients ask for it.
+        served_model_name: name by which clients ask for it, and by which answers name it.
+        served_model_aliases: more names by which they may ask.
         replicas: engines.
         max_replicas: engines start while a run's trainer starves for rollouts, up to so many,
             and end while whole batches wait for it, down to `replicas`. None: always `replicas`.
@@ -58,6 +59,7 @@ class RolloutServerConfig(StrictModel):
 
     model: str
     served_model_name: str = "policy"
+    served_model_aliases: tuple[str, ...] = ()
     replicas: int = Field(default=1, ge=1)
     max_replicas: int | None = Field(default=None, ge=1)
     device: Literal["cpu", "cuda"] = "cpu"

@@ -228,6 +228,7 @@ class RolloutReplica:
             address=self.address,
             committed_version=committed.version if committed is not None else None,
             model=self._config.served_model_name,
+            aliases=self._config.served_model_aliases,
             max_model_len=self._config.max_model_len,
             pid=os.getpid(),
             commit_timeout_s=self._longest_commit_s,

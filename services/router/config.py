@@ -116,6 +116,9 @@ class RouterConfig(StrictModel):
         max_returned_tokens: tokens of trajectories in one answer, about 35 bytes each; more are
             read some trajectories at a time.
         session_poll_max_s: longest wait of a list request for a session to finish.
+        max_stored_responses: answers of the Responses API that later requests may go on from;
+            the least recently used is dropped first. They are kept for `session_idle_s`.
+        max_stored_response_mb: MiB of JSON of all of them together.
         eject_after: consecutive failures after which a replica gets no more work.
         eject_s: how long the first time; doubles with every failed probe.
         eject_max_s: longest such pause.
@@ -183,6 +186,8 @@ class RouterConfig(StrictModel):
     max_recorded_tokens: int = Field(default=20_000_000, ge=1)
     max_returned_tokens: int = Field(default=1_000_000, ge=1)
     session_poll_max_s: float = Field(default=60.0, ge=0)
+    max_stored_responses: int = Field(default=10_000, ge=1)
+    max_stored_response_mb: int = Field(default=256, ge=1)
     eject_after: int = Field(default=3, ge=1)
     eject_s: float = Field(default=1.0, gt=0)
     eject_max_s: float = Field(default=30.0, gt=0)

@@ -21,8 +21,11 @@ from services.router.config import RouterConfig
 from services.router.errors import RequestFailed
 from services.router.http.access_log import AccessLog, LoggedApp
 from services.router.http.answer_endpoint import AnswerEndpoint, AnswerRoutes, Gate
+from services.router.http.forwarded import forwarded_routes
+from services.router.http.invocations import Invocations
 from services.router.http.openapi import describe_answers
 from services.router.http.proxy_forwarder import OPEN_PATHS, OWN_PORT, ProxyForwarder
+from services.router.http.response_endpoints import response_routes
 from services.router.http.session_endpoints import session_routes
 from services.router.http.status_endpoints import status_routes
 from services.router.listener.connection_bound import bounded
@@ -30,6 +33,7 @@ from services.router.listener.listener import Listener
 from services.router.listener.listening_socket import ListeningSocket, OwnListeningSocket
 from services.router.placement.membership import TableSource
 from services.router.placement.reservations import Reservations
+from services.router.request.client_request import PATHS
 from services.router.sharing.sharing import ExchangePoint
 from services.router.trajectories.sessions import SessionRecords, Sessions
 from services.router.upstream.external_backends import external_replicas
@@ -155,10 +159,15 @@ def _add_routes(
     interruptions = replicas.reservations.interruptions
     app.include_router(session_routes(sessions, interruptions, forget_home, read_s=read_s))
     app.include_router(status_routes(replicas, external))
-    gate = Gate(replicas.config.max_open_requests)
-    chat = AnswerEndpoint("chat", replicas, external, gate, sessions)
-    completions = AnswerEndpoint("completions", replicas, external, gate, sessions)
-    endpoints = {"/v1/chat/completions": chat, "/v1/completions": completions}
+    app.include_router(response_routes(sessions))
+    app.include_router(forwarded_routes(replicas))
+    config = replicas.config
+    gate = Gate(config.max_open_requests)
+    endpoints: dict[str, ASGIApp] = {
+        path: AnswerEndpoint(endpoint, replicas, external, gate, sessions)
+        for endpoint, path in PATHS.items()
+    }
+    endpoints["/invocations"] = Invocations(endpoints, read_s=read_s, most=config.max_body_bytes)
     app.router.routes += [Route(path, end, methods=["POST"]) for path, end in endpoints.items()]
     app.add_middleware(AnswerRoutes, endpoints=endpoints)
     describe_answers(app)

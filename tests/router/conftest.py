@@ -127,7 +127,8 @@ class Replica:
     async def render_and_generate(self, request: web.Request) -> web.StreamResponse:
         order = await request.json()
         body, params = order["body"], {"stream_interval": order["interval"]}
-        rendered = self._render(order["endpoint"], body)
+        chat = _chat_of(order["endpoint"], body)
+        rendered = self._render(order["endpoint"], chat or body)
         params |= rendered["sampling_params"]
         if params["logprobs"] is None and order["logprobs"]:
             params["logprobs"] = 0
@@ -137,8 +138,9 @@ class Replica:
         prepared = {"request_id": order["request_id"], "stream": stream, "sampling_params": params}
         # As vLLM does: a field equal to the engine's default is left out.
         shown = {name: params[name] for name in params if (name, params[name]) != _DEFAULT}
-        shown_request = rendered | prepared | {"sampling_params": shown}
-        return await self._generate(request, rendered | prepared, shown_request)
+        told = {"request": rendered | prepared | {"sampling_params": shown}}
+        told |= {"chat": chat} if chat else {}
+        return await self._generate(request, rendered | prepared, told)
 
     def _render(self, endpoint: str, body: Body) -> Body:
         if endpoint == "completions":
@@ -224,19 +226,18 @@ class Replica:
         return await self._generate(request, await request.json())
 
     async def _generate(
-        self, request: web.Request, body: Body, shown_request: Body | None = None
+        self, request: web.Request, body: Body, beside: Body | None = None
     ) -> web.StreamResponse:
         self.bodies.append(body)
         self.traces.append(tuple(map(request.headers.get, ("traceparent", "tracestate"))))
         self._fail_early("status")
         plan_is_ours = self.faults and self.faults[0].kind != "derender"
         fault = self.always or (self.faults.popleft() if plan_is_ours else None)
-        beside = {"request": shown_request} if shown_request else {}
-        whole = _Whole(beside)
+        whole = _Whole(beside or {})
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         if body["stream"]:
             await response.prepare(request)
-            if shown_request:
+            if beside:
                 await _send(response, beside)
         try:
             await self._speak(request, response if body["stream"] else whole, body, fault)
@@ -289,6 +290,28 @@ class Replica:
             chunk["weight_versions"] = None if fault.kind == "unlabelled" else bad
             await _send(response, {"choices": [chunk]})
         # "eof": the stream just ends.
+
+
+def _chat_of(endpoint: str, body: Body) -> Body | None:
+    """The chat of a request of another API, none for others."""
+    if endpoint == "messages":
+        system = [{"role": "system", "content": body["system"]}] if "system" in body else []
+        chat = {"messages": system + body["messages"], "stop": body.get("stop_sequences")}
+        same = {name: body[name] for name in ("max_tokens", "model", "temperature") if name in body}
+        return same | chat
+    if endpoint == "responses":
+        given = body["input"]
+        items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+        messages = [{"role": item["role"], "content": _text_of(item)} for item in items]
+        chat = {"messages": messages, "max_tokens": body.get("max_output_tokens")}
+        logprobs = bool(body.get("include"))
+        return {**chat, "model": body["model"], "logprobs": logprobs}
+    return None
+
+
+def _text_of(item: Body) -> str:
+    content = item["content"]
+    return content if isinstance(content, str) else content[0]["text"]
 
 
 class _Whole:

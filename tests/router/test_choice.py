@@ -6,7 +6,7 @@ import pytest
 
 from services.router.config import RouterConfig
 from services.router.placement.choice import ReplicaChooser
-from services.router.request.client_request import NO_PREFIX, PromptPrefix
+from services.router.request.needs import NO_PREFIX, PromptPrefix
 
 THREE = ["a", "b", "c"]
 

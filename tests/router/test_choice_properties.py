@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from services.router.config import RouterConfig
 from services.router.placement.choice import ReplicaChooser
-from services.router.request.client_request import PromptPrefix
+from services.router.request.needs import PromptPrefix
 
 REPLICAS = ("a", "b", "c", "d")
 CONFIG = RouterConfig(max_sessions=5, session_idle_s=50, eject_after=2, eject_s=1.0)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from services.router.config import RouterConfig
 from services.router.placement.choice import ReplicaChooser
-from services.router.request.client_request import PromptPrefix
+from services.router.request.needs import PromptPrefix
 
 EVENTS = [
     json.loads(line)

@@ -16,7 +16,7 @@ from services.router.config import RouterConfig
 from services.router.errors import RequestFailed, UpstreamBroken
 from services.router.http.answer_endpoint import parsed
 from services.router.placement.reservation import ReservationRequest
-from services.router.request.client_request import Needs
+from services.router.request.needs import Needs
 from services.router.upstream.replicas import Attempts
 
 ASK = [{"role": "user", "content": "hello"}]

@@ -9,7 +9,7 @@ import pytest
 from services.protocol.router import MIN_VERSION_HEADER, PRIORITY_HEADER, REPLICA_HEADER
 from services.router.errors import RequestFailed, UpstreamBroken
 from services.router.placement.reservation import ReservationRequest
-from services.router.request.client_request import Needs
+from services.router.request.needs import Needs
 
 ASK = [{"role": "user", "content": "hello"}]
 

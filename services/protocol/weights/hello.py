@@ -29,6 +29,7 @@ class ReplicaHello:
         devices: names on its node of the devices that it shares with ranks of the trainer, one
             for each worker of its engine; empty: it shares none.
         interfaces: see `TrainerHello`.
+        aliases: more names of the model that it serves.
         quantised: its engine computes with weights of 8 bits, which it makes from those sent.
     """
 
@@ -47,6 +48,7 @@ class ReplicaHello:
     held: Hold = Hold.NONE
     devices: tuple[str, ...] = ()
     interfaces: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
     quantised: bool = False
 
 

@@ -230,6 +230,7 @@ class Member:
             does not know it, as after a restart.
         node_id: see `ReplicaHello`.
         devices: see `ReplicaHello`.
+        aliases: see `ReplicaHello`.
     """
 
     replica_id: str
@@ -244,6 +245,11 @@ class Member:
     trained_from: str = ""
     node_id: str = ""
     devices: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+
+    def serves(self, model: str | None) -> bool:
+        """Whether it has a model of this name; None: any."""
+        return model is None or model == self.model or model in self.aliases
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -69,7 +69,7 @@ def _chosen(config: RolloutServerConfig) -> dict[str, Any]:
     executor = "OneWorker" if config.tensor_parallel_size == 1 else "WorkerProcesses"
     chosen: dict[str, Any] = {
         "model": name_or_path(config.model),
-        "served_model_name": [config.served_model_name],
+        "served_model_name": [config.served_model_name, *config.served_model_aliases],
         "dtype": config.dtype,
         "max_model_len": config.max_model_len,
         "max_num_seqs": config.max_num_seqs,

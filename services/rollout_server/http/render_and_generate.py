@@ -9,20 +9,24 @@ import json
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import request_response
 from starlette.types import Receive, Scope, Send
+from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
 from vllm.entrypoints.generate.base.protocol import StreamOptions
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.entrypoints.scale_out.token_in_token_out.protocol import GenerateRequest
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.entrypoints.serve.utils.api_utils import with_cancellation
 
 from services.protocol.rollout_server import (
@@ -30,13 +34,14 @@ from services.protocol.rollout_server import (
     RENDER_AND_GENERATE,
     GenerationOrder,
 )
+from services.rollout_server.http.chat_requests import chat_of_messages, chat_of_responses
 
 _JSON = "application/json"
 _MAX_LOGPROBS = 20
 """vLLM's default."""
 _SEEDS = 1 << 31
 
-_Request = TypeVar("_Request", ChatCompletionRequest, CompletionRequest)
+_Request = TypeVar("_Request", bound=BaseModel)
 
 
 class RenderAndGenerate:
@@ -97,31 +102,77 @@ async def _generate(order: GenerationOrder, raw_request: Request) -> Response:
     rendered = await _render(order, raw_request)
     if isinstance(rendered, ErrorResponse):
         return _error(rendered)
-    prepared = prepare(rendered, order)
-    request_json = prepared.model_dump_json(exclude_none=True).encode()
+    prepared = prepare(rendered.request, order)
+    told = rendered.told()
     made = await state.serving_tokens.serve_tokens(prepared, raw_request)
     if isinstance(made, ErrorResponse):
         return _error(made)
     if isinstance(made, AsyncGenerator):
-        return StreamingResponse(_events(request_json, made), media_type="text/event-stream")
+        return StreamingResponse(_events(told, made), media_type="text/event-stream")
     answer = made.model_dump_json().encode().removeprefix(b"{")
-    return Response(b'{"request":%b,%b' % (request_json, answer), media_type=_JSON)
+    return Response(b"{%b,%b" % (told, answer), media_type=_JSON)
 
 
 _cancelled_with_client = with_cancellation(_generate)  # type: ignore[no-untyped-call]
 
 
-async def _render(order: GenerationOrder, raw_request: Request) -> GenerateRequest | ErrorResponse:
+@dataclass(frozen=True)
+class _Rendered:
+    """What a client's request comes to."""
+
+    request: GenerateRequest
+    chat: ChatCompletionRequest | None = None  # where the client sent something else
+
+    def told(self) -> bytes:
+        """As JSON, without the braces."""
+        request = self.request.model_dump_json(exclude_none=True).encode()
+        if self.chat is None:
+            return b'"request":%b' % request
+        chat = self.chat.model_dump_json(exclude_unset=True, exclude_none=True).encode()
+        return b'"request":%b,"chat":%b' % (request, chat)
+
+
+async def _render(order: GenerationOrder, raw_request: Request) -> _Rendered | ErrorResponse:
     render = raw_request.app.state.serving_render
-    if order.endpoint == "chat":
-        chat = _checked(ChatCompletionRequest, order.body)
-        return await render.render_chat_request(chat, raw_request)
-    completion = _checked(CompletionRequest, order.body)
-    rendered = await render.render_completion_request(completion, raw_request)
+    if order.endpoint == "completions":
+        completion = _checked(CompletionRequest, order.body)
+        several = await render.render_completion_request(completion, raw_request)
+        if isinstance(several, ErrorResponse):
+            return several
+        assert len(several) == 1, "several prompts have no journal"
+        return _Rendered(several[0])
+    try:
+        chat = await _chat(order, raw_request)
+    except ValueError as error:  # vLLM's own conversions raise it, and its routes answer so
+        return create_error_response(error)
+    rendered = await render.render_chat_request(chat, raw_request)
     if isinstance(rendered, ErrorResponse):
         return rendered
-    assert len(rendered) == 1, "several prompts have no journal"
-    return rendered[0]
+    if order.endpoint == "tokens":
+        return _with_tokens(rendered, order.body.get("tokens"), render.model_config.max_model_len)
+    return _Rendered(rendered, None if order.endpoint == "chat" else chat)
+
+
+def _with_tokens(
+    rendered: GenerateRequest, tokens: Any, max_model_len: int
+) -> _Rendered | ErrorResponse:
+    """The request with the client's own prompt in place of the rendered messages."""
+    left = max_model_len - len(tokens) if isinstance(tokens, list) else 0
+    if left < 1 or not all(type(one) is int and one >= 0 for one in tokens) or not tokens:
+        message = f"tokens must be a list of 1 to {max_model_len - 1} token ids"
+        return create_error_response(message, param="tokens")
+    rendered.token_ids = tokens
+    rendered.sampling_params.max_tokens = min(rendered.sampling_params.max_tokens or left, left)
+    return _Rendered(rendered)
+
+
+async def _chat(order: GenerationOrder, raw_request: Request) -> ChatCompletionRequest:
+    if order.endpoint == "messages":
+        messages = _checked(AnthropicMessagesRequest, order.body)
+        return await chat_of_messages(messages, raw_request.app.state.anthropic_serving_messages)
+    if order.endpoint == "responses":
+        return chat_of_responses(_checked(ResponsesRequest, order.body))
+    return _checked(ChatCompletionRequest, order.body)
 
 
 def _checked(model: type[_Request], body: Any) -> _Request:
@@ -137,10 +188,8 @@ def _validation_error(error: ValidationError, body: Any) -> RequestValidationErr
     return RequestValidationError(found, body=body)
 
 
-async def _events(
-    request_json: bytes, chunks: AsyncGenerator[str, None]
-) -> AsyncIterator[bytes | str]:
-    yield b'data: {"request":%b}\n\n' % request_json
+async def _events(told: bytes, chunks: AsyncGenerator[str, None]) -> AsyncIterator[bytes | str]:
+    yield b"data: {%b}\n\n" % told
     async with aclosing(chunks):
         async for chunk in chunks:
             yield chunk

@@ -19,9 +19,9 @@ from typing import Any
 
 from services.router.answering.journal import ChoiceJournal, Piece
 from services.router.answering.streams import batched
-from services.router.errors import RequestFailed, UpstreamBroken
+from services.router.errors import RequestFailed
 from services.router.request.client_request import ClientRequest
-from services.router.upstream.replicas import Attempts, Replicas
+from services.router.upstream.replicas import Replicas
 
 _MARK = re.compile(r"\s*[<\[◁].+[>\]▷]\s*", re.DOTALL)
 _REST = 4.0
@@ -74,10 +74,12 @@ class AnswerParser:
             }
         )
         message: dict[str, Any] = answer["choices"][0]["message"]
-        calls = message.get("tool_calls") if self._ask.offers_tools else []
+        found = message.pop("tool_calls", None) or []
+        calls = found if self._ask.offers_tools else []
         if self._ask.body.get("parallel_tool_calls") is False:
-            calls = (calls or [])[:1]
-        return {**message, "role": self._ask.role, "tool_calls": calls or []}
+            calls = calls[:1]
+        message = {**message, "role": self._ask.role}
+        return message | ({"tool_calls": calls} if calls else {})
 
     async def streamed(
         self, first: Piece, rest: AsyncGenerator[Piece, None]
@@ -163,18 +165,11 @@ class AnswerParser:
     async def _derender(self, body: dict[str, Any]) -> Any:
         # Prompt and request are most of it, and the same in every call: written out once.
         data = f"{self._same[:-1]}, {json.dumps(body)[1:]}".encode()
-        return await self._call(f"{self._ask.path}/derender", data)
+        return await self._call("/v1/chat/completions/derender", data)
 
     async def _call(self, path: str, body: dict[str, Any] | bytes) -> Any:
-        """Ask replica after replica; parsing depends on none of them."""
-        attempts = Attempts(self._replicas.config, self._replicas.reservations)
-        while True:
-            reservation = await attempts.reserve(self._model, session=self._ask.session, weight=0)
-            try:
-                with reservation:
-                    return await self._replicas.upstream.call(reservation, path, body)
-            except UpstreamBroken as broken:
-                attempts.note(broken, reservation)
+        ask = self._replicas.ask
+        return await ask(path, body, model=self._model, session=self._ask.session)
 
 
 def _without_nulls(value: Any) -> Any:

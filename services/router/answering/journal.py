@@ -260,7 +260,7 @@ class Piece:
     @classmethod
     def of(cls, ask: ClientRequest, journal: ChoiceJournal, text: str, new: NewTokens) -> "Piece":
         """A piece about to be yielded; notes whether the client gets to see something."""
-        shows_tokens = ask.logprobs or ask.return_token_ids or journal.parsed
+        shows_tokens = ask.shows_tokens or journal.parsed
         if ask.streams_tokens and (text or (shows_tokens and new.token_ids)):
             journal.visible = True
         made = len(journal.token_ids)

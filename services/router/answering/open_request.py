@@ -4,12 +4,14 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from copy import copy
+from dataclasses import replace
 from typing import Any, Literal
 
 from services.protocol.rollout_server import GenerationOrder
 from services.router.answering.answer_parser import AnswerParser
 from services.router.answering.continuation import ENGINE_DEFAULT_MAX_TOKENS
 from services.router.answering.failover import ChoiceFailover
+from services.router.answering.generate_request import generate_request
 from services.router.answering.journal import ChoiceJournal, Piece
 from services.router.answering.streams import merged
 from services.router.errors import Unjournaled, UpstreamBroken
@@ -32,7 +34,8 @@ class OpenRequest:
         recorded: a session keeps its tokens with their logprobs.
 
     Attributes:
-        ask: what the client wants.
+        ask: what the client wants; once it is rendered, in the words of a chat where it comes to
+            one.
         journals: one per choice; empty until the request is rendered.
         first_reservation: the replica that was chosen first, for the response headers.
         parser: parses the answer's messages; None when the text is the message.
@@ -63,6 +66,16 @@ class OpenRequest:
     def prompt_token_ids(self) -> list[int]:
         """The rendered prompt."""
         return self._request["token_ids"] if self._request else []
+
+    @property
+    def sampling_params(self) -> dict[str, Any]:
+        """Those that are not vLLM's defaults."""
+        return self._request["sampling_params"] if self._request else {}
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Tokens of the prompt that the replica had in its cache, None if it tells nothing."""
+        return (self.prompt_details or {}).get("cached_tokens")
 
     @property
     def waits(self) -> bool:
@@ -135,6 +148,12 @@ class OpenRequest:
     ) -> AsyncGenerator[Piece, None]:
         self.phases.begin("first_token")
         upstream = self._replicas.upstream
+        if self._request is None and self.ask.endpoint == "generate":
+            self._rendered(
+                generate_request(
+                    self.ask, reservation, logprobs=self._keep_logprobs, interval=self._interval
+                )
+            )
         if self._request is None:
             stream = upstream.render_and_generate(reservation, self._order())
         else:
@@ -143,6 +162,7 @@ class OpenRequest:
         async with aclosing(stream) as chunks:
             async for chunk in chunks:
                 if (request := chunk.get("request")) is not None:
+                    self.ask = replace(self.ask, body=chunk.get("chat", self.ask.body))
                     self._rendered(request)
                     segment.rendered(len(self.prompt_token_ids))
                     self._begin_segment(reservation)
@@ -157,8 +177,14 @@ class OpenRequest:
         for journal in self.journals:
             journal.begin_segment(reservation.replica_id)
 
+    @property
+    def _interval(self) -> int | None:
+        """Tokens in a chunk, None for the engine's own way."""
+        return None if self.ask.streams_tokens else self._replicas.config.journal_tokens
+
     def _order(self) -> GenerationOrder:
         ask = self.ask
+        assert ask.endpoint != "generate", "its prompt is rendered already"
         return GenerationOrder(
             endpoint=ask.endpoint,
             body=ask.body,
@@ -166,13 +192,14 @@ class OpenRequest:
             shown_early=ask.streams_tokens,
             offers_tools=ask.offers_tools,
             logprobs=self._keep_logprobs,
-            interval=None if ask.streams_tokens else self._replicas.config.journal_tokens,
+            interval=self._interval,
         )
 
     def _rendered(self, request: dict[str, Any]) -> None:
         """The replica has reported what it generates from; no token came before."""
         ask, params = self.ask, request["sampling_params"]
-        parses = ask.offers_tools or request.get("reasoning_parser_kwargs") is not None
+        reasons = request.get("reasoning_parser_kwargs") is not None
+        parses = ask.is_chat and (ask.offers_tools or reasons)
         if parses and ask.streams_tokens and params.get("stop"):
             # Parsers read tokens, and text that a stop string may still take away is inside.
             raise Unjournaled("stop")

@@ -1,4 +1,4 @@
-"""OpenAI's generating endpoints, as plain ASGI applications.
+"""The endpoints that generate, as plain ASGI applications.
 
 FastAPI path operations cannot write their own stream and see the client disconnect: over plain
 HTTP a disconnect arrives as a message, under Serve as a cancellation. Both end the work, and with
@@ -16,16 +16,18 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.access.access_control import KEY_NAME
 from services.http.event_stream import StallTimer
-from services.http.json_body import disconnected, json_bytes, read_body
+from services.http.json_body import disconnected, read_body
 from services.observability import tracing
 from services.observability.log import Log
 from services.protocol.router import CHOICE_HEADER, JOURNAL_HEADER, REPLICA_HEADER
 from services.router.answering.journal import Piece
 from services.router.answering.open_request import OpenRequest
 from services.router.answering.pass_through import PassThrough
+from services.router.doors import door_of
+from services.router.doors.door import AnswerWriter
 from services.router.errors import RequestFailed, Unjournaled, unreadable_body
 from services.router.http.access_log import LOGGED, AccessLog, RequestRecord
-from services.router.http.answers import AnswerWriter, HttpAnswer
+from services.router.http.answers import HttpAnswer
 from services.router.http.progress_comments import commented
 from services.router.request.client_request import ClientRequest, Endpoint
 from services.router.request.trace_context import TRACE, trace_headers
@@ -78,7 +80,7 @@ class AnswerRoutes:
 
 
 class AnswerEndpoint:
-    """One of the two generating endpoints.
+    """One of the endpoints that generate.
 
     Args:
         endpoint: which one.
@@ -106,7 +108,8 @@ class AnswerEndpoint:
         config = self._replicas.config
         record = RequestRecord(self._endpoint, self._log, scope.get(KEY_NAME))
         scope[LOGGED] = True
-        answer, status = HttpAnswer(send, config.client_write_s), "disconnected"
+        door = door_of(self._endpoint, self._sessions)
+        answer, status = HttpAnswer(send, config.client_write_s, door), "disconnected"
         headers = dict(Headers(scope=scope))
         came = trace_headers(headers, begin=config.begin_traces)
         span = tracing.begin("request", came, endpoint=self._endpoint)
@@ -135,7 +138,7 @@ class AnswerEndpoint:
             with self._gate:
                 ask = ClientRequest.parse(
                     self._endpoint,
-                    parsed(raw),
+                    await answer.door.opened(parsed(raw)),
                     headers,
                     max_choices=self._replicas.config.max_choices,
                     caller=record.key or "",
@@ -170,11 +173,13 @@ class AnswerEndpoint:
             raise Unjournaled(ask.unjournaled)
         request = OpenRequest(ask, self._replicas, recorded=call.recorded)
         record.served = request
+        writer = answer.door.writer(request)
         async with aclosing(call.watched(request)) as pieces:
             try:
-                await (self._stream if ask.stream else self._whole)(request, pieces, answer)
+                write = self._stream if ask.stream else self._whole
+                await write(request, writer, pieces, answer)
             except RequestFailed as failure:
-                AnswerWriter(request).tell_generated(failure)
+                writer.tell_generated(failure)
                 raise
 
     async def _pass_on(
@@ -189,30 +194,37 @@ class AnswerEndpoint:
             async for event in events:
                 if not answer.begun:
                     await answer.begin_stream(_choice_headers(passing))
-                await answer.event(event.encode())
-        await answer.end_stream()
+                await answer.events(answer.door.passed_on(event))
+        await answer.end_stream(answer.door.end_of_passed_on())
 
     async def _whole(
-        self, request: OpenRequest, pieces: AsyncGenerator[Piece, None], answer: HttpAnswer
+        self,
+        request: OpenRequest,
+        writer: AnswerWriter,
+        pieces: AsyncGenerator[Piece, None],
+        answer: HttpAnswer,
     ) -> None:
         async for _ in pieces:
             pass
-        await answer.whole(200, AnswerWriter(request).whole(), _choice_headers(request))
+        whole = writer.whole()
+        await writer.keep()
+        await answer.whole(200, whole, _choice_headers(request))
 
     async def _stream(
-        self, request: OpenRequest, pieces: AsyncGenerator[Piece, None], answer: HttpAnswer
+        self,
+        request: OpenRequest,
+        writer: AnswerWriter,
+        pieces: AsyncGenerator[Piece, None],
+        answer: HttpAnswer,
     ) -> None:
-        writer = AnswerWriter(request)
         async with commented(request, answer):
             async for piece in pieces:
                 if not answer.begun:
                     await answer.begin_stream(_choice_headers(request))
-                event = writer.event(piece)
-                if event is not None:
-                    await answer.event(json_bytes(event))
-        if request.ask.include_usage:
-            await answer.event(json_bytes(writer.usage_event()))
-        await answer.end_stream()
+                await answer.events(writer.events(piece))
+        ending = writer.ending()
+        await writer.keep()
+        await answer.end_stream(ending)
 
 
 async def _until_gone(receive: Receive, work: Awaitable[str], answer: HttpAnswer) -> str:

@@ -16,6 +16,7 @@ from services.protocol.router import (
     SESSION_HEADER,
     STREAM_BY,
 )
+from services.router.request.client_request import PATHS, Endpoint
 
 _OWN_FIELDS = {
     "model": {"type": "string"},
@@ -35,6 +36,7 @@ _MESSAGES = {
 }
 _TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 _PROMPT = {"anyOf": [{"type": "string"}, _TOKENS, {"type": "array", "items": {"type": "string"}}]}
+_INPUT = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}
 _HEADERS = {
     SESSION_HEADER: {"type": "string"},
     MIN_VERSION_HEADER: {"type": "integer"},
@@ -43,16 +45,29 @@ _HEADERS = {
 
 
 def describe_answers(app: FastAPI) -> None:
-    """Add both answering endpoints to the application's schema."""
+    """Add the endpoints that generate to the application's schema."""
     describe = app.openapi
 
     def openapi() -> dict[str, Any]:
         schema = describe()
-        chat = _operation("Answer a conversation, as vLLM does.", {"messages": _MESSAGES})
-        completion = _operation("Go on with a text, as vLLM does.", {"prompt": _PROMPT})
+        operations: dict[Endpoint, dict[str, Any]] = {
+            "chat": _operation("Answer a conversation, as vLLM does.", {"messages": _MESSAGES}),
+            "tokens": _operation(
+                "The same, from a prompt of tokens.", {"messages": _MESSAGES, "tokens": _TOKENS}
+            ),
+            "completions": _operation("Go on with a text, as vLLM does.", {"prompt": _PROMPT}),
+            "messages": _operation(
+                "Answer a conversation, as Anthropic does.",
+                {"messages": _MESSAGES, "max_tokens": {"type": "integer", "minimum": 1}},
+            ),
+            "responses": _operation("Answer, as OpenAI's Responses do.", {"input": _INPUT}),
+            "generate": _operation(
+                "Tokens for tokens, as vLLM does.",
+                {"token_ids": _TOKENS, "sampling_params": {"type": "object"}},
+            ),
+        }
         schema["paths"] |= {
-            "/v1/chat/completions": {"post": chat},
-            "/v1/completions": {"post": completion},
+            PATHS[endpoint]: {"post": operation} for endpoint, operation in operations.items()
         }
         return schema
 
@@ -69,8 +84,8 @@ def _operation(summary: str, wants: dict[str, Any]) -> dict[str, Any]:
     body = {"type": "object", "properties": wants | _OWN_FIELDS, "required": list(wants)}
     answer = {
         "type": "object",
-        "properties": {"choices": {"type": "array", "items": {"type": "object"}}},
-        "required": ["id", "object", "model", "choices"],
+        "properties": {"model": {"type": "string"}},
+        "required": ["model"],
     }
     success = {
         "description": "The answer, whole or as server-sent events.",

@@ -1,14 +1,17 @@
-"""`/v1/models`, `/v1/load` and `/health`: what the router can do now; `/` leads to the page."""
+"""What the router can do now, in OpenAI's and vLLM's words; `/` leads to the page."""
 
 from collections import defaultdict
 from collections.abc import Iterable
+from importlib.metadata import version
 from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, RedirectResponse
 
+from services.http.openapi import ERRORS
 from services.protocol.router import RouterLoad
 from services.protocol.weights.weight_bus import Member
+from services.router.errors import RequestFailed
 from services.router.upstream.replicas import Replicas
 
 
@@ -22,13 +25,34 @@ def status_routes(replicas: Replicas, external: Replicas) -> APIRouter:
         """To the page, which is an application of its own."""
         return RedirectResponse("page/")
 
+    def listed() -> dict[str, dict[str, Any]]:
+        # By name, and where a name is both, requests go outside.
+        found = _models(inside.leased(None).values(), journal=True)
+        return found | _models(outside.leased(None).values(), journal=False)
+
     @routes.get("/v1/models")
     async def models() -> dict[str, Any]:
         """Models that can be used now, in OpenAI's shape."""
-        # By name, and where a name is both, requests go outside.
-        listed = _models(inside.leased(None).values(), journal=True)
-        listed |= _models(outside.leased(None).values(), journal=False)
-        return {"object": "list", "data": [listed[name] for name in sorted(listed)]}
+        found = listed()
+        return {"object": "list", "data": [found[name] for name in sorted(found)]}
+
+    @routes.get("/v1/models/{name:path}", responses=ERRORS)
+    async def model(name: str) -> dict[str, Any]:
+        """One of them."""
+        if (found := listed().get(name)) is None:
+            message = f"the model {name!r} is not served here; GET /v1/models lists those that are"
+            raise RequestFailed(404, "model_not_found", message, param="model")
+        return found
+
+    @routes.get("/version")
+    async def version_served() -> dict[str, str]:
+        """vLLM's version."""
+        return {"version": version("vllm")}
+
+    @routes.get("/load")
+    async def server_load() -> dict[str, int]:
+        """Sequences on the replicas, under vLLM's name for it."""
+        return {"server_load": replicas.reservations.load.in_flight}
 
     @routes.get("/v1/load")
     async def load() -> RouterLoad:
@@ -36,6 +60,8 @@ def status_routes(replicas: Replicas, external: Replicas) -> APIRouter:
         return replicas.reservations.load
 
     @routes.get("/health")
+    @routes.get("/ping", include_in_schema=False)
+    @routes.post("/ping", include_in_schema=False)
     async def health() -> JSONResponse:
         """200 while something can answer: a replica with a lease or a backend; else 503."""
         leased, backends = len(inside.leased(None)), len(outside.leased(None))
@@ -54,19 +80,21 @@ def _models(members: Iterable[Member], *, journal: bool) -> dict[str, dict[str, 
     listed: dict[str, dict[str, Any]] = {}
     origins: defaultdict[str, set[str]] = defaultdict(set)
     for member in members:
-        listed[member.model] = _model(member, journal=journal)
-        if member.trained_from:
-            origins[member.model].add(member.trained_from)
+        for name in (member.model, *member.aliases):
+            listed[name] = _model(name, member, journal=journal)
+            if member.trained_from:
+                origins[name].add(member.trained_from)
     # Several while a policy that began from another model is on its way to the replicas.
     return {name: one | {"trained_from": sorted(origins[name])} for name, one in listed.items()}
 
 
-def _model(member: Member, *, journal: bool) -> dict[str, Any]:
+def _model(name: str, member: Member, *, journal: bool) -> dict[str, Any]:
     return {
-        "id": member.model,
+        "id": name,
         "object": "model",
         "created": 0,
         "owned_by": "millrace" if journal else "external",
+        "root": member.model,
         "max_model_len": member.max_model_len or None,
         "journal": journal,
     }

@@ -14,7 +14,7 @@ from typing import Literal
 
 from services.router.config import RouterConfig
 from services.router.placement.health import ReplicaHealth
-from services.router.request.client_request import NO_PREFIX, PromptPrefix
+from services.router.request.needs import NO_PREFIX, PromptPrefix
 
 ChoiceKind = Literal["hit", "new", "moved", "spilled", "free"]
 

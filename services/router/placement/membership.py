@@ -68,7 +68,7 @@ class Membership:
         return {
             replica: member
             for replica, member in self.members.items()
-            if member.leased and model in (None, member.model)
+            if member.leased and member.serves(model)
         }
 
     def holds_lease(self, replica_id: str) -> bool:
@@ -92,7 +92,7 @@ class Membership:
     def lent(self, model: str | None) -> bool:
         """Whether a replica of the model, None for any, comes back after the trainer's turn."""
         return any(
-            member.state is ReplicaState.LENT and model in (None, member.model)
+            member.state is ReplicaState.LENT and member.serves(model)
             for member in self.members.values()
         )
 

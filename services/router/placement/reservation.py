@@ -11,7 +11,7 @@ from services.protocol.weights.weight_bus import Member
 from services.router.errors import UpstreamBroken
 from services.router.placement.choice import Choice
 from services.router.placement.membership import Membership
-from services.router.request.client_request import NO_NEEDS, Needs
+from services.router.request.needs import NO_NEEDS, Needs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +64,7 @@ class Reservation:
         replica_id: the replica.
         address: its `http://host:port`.
         model: the model it serves.
+        max_model_len: its longest prompt plus answer, tokens; 0: not known.
         kind: why this replica was chosen.
         trial: see `Choice`.
         session: value of the request's session header.
@@ -77,6 +78,7 @@ class Reservation:
         request: ReservationRequest,
     ) -> None:
         self.replica_id, self.address, self.model = member.replica_id, member.address, member.model
+        self.max_model_len = member.max_model_len
         self.kind, self.trial = choice.kind, choice.trial
         self._reservations, self._weight = reservations, request.weight
         self.session = request.session

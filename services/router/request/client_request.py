@@ -4,36 +4,49 @@ The router reads little of a body and judges nothing that vLLM judges: what it c
 what no token journal can answer, the replica answers by itself (`pass_through`).
 """
 
-import json
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from hashlib import blake2b
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
 
-from services.protocol.router import (
-    MIN_VERSION_HEADER,
-    PRIORITY_HEADER,
-    RETURN_TRAJECTORY,
-    SESSION_HEADER,
-    STREAM_BY,
-    StreamBy,
-)
+from services.protocol.router import RETURN_TRAJECTORY, SESSION_HEADER, STREAM_BY, StreamBy
 from services.router.errors import bad_request, unreadable_body
+from services.router.request.needs import Needs
 
-Endpoint = Literal["chat", "completions"]
+Endpoint = Literal["chat", "tokens", "completions", "messages", "responses", "generate"]
 
+PATHS: dict[Endpoint, str] = {
+    "chat": "/v1/chat/completions",
+    "tokens": "/v1/chat/completions/tokens",
+    "completions": "/v1/completions",
+    "messages": "/v1/messages",
+    "responses": "/v1/responses",
+    "generate": "/inference/v1/generate",
+}
+"""Where replicas, and the router, serve each."""
+
+_PREFIXES: dict[Endpoint, str] = {
+    "chat": "chatcmpl-",
+    "tokens": "chatcmpl-",
+    "completions": "cmpl-",
+    "messages": "msg_",
+    "responses": "resp_",
+    "generate": "",
+}
 _REQUEST_ID_HEADER = "x-request-id"
 _MAX_SESSION = 128
-_PATHS: dict[Endpoint, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 _UNJOURNALED = (
+    "background",
+    "content_parts",
     "echo",
     "ec_transfer_params",
+    "enable_response_messages",
     "kv_transfer_params",
     "logprob_token_ids",
+    "previous_input_messages",
     "prompt_embeds",
     "prompt_logprobs",
     "return_mm_kwargs",
@@ -45,101 +58,7 @@ _UNJOURNALED = (
 )
 """Fields whose answers hold what generate's stream does not have."""
 
-_HEAD_CHARACTERS = 4096
-_LOOK_BACK = 16
-"""Messages that one turn may add, such as an answer and the results of many tools."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PromptPrefix:
-    """Keys of a prompt: requests that begin alike can share a KV cache, without naming anything.
-
-    The prompt up to its first user message is the same for all samples of a group. A conversation
-    that goes on repeats all that its last call has said before its new messages. Keys are digests,
-    so that the tables that hold them hold no text.
-
-    Attributes:
-        group: its beginning; None: nothing to go by.
-        whole: all of it; None while it is nothing but a beginning.
-        earlier: beginnings longer than the group's that may have been a prompt themselves,
-            longest first.
-    """
-
-    group: str | None = None
-    whole: str | None = None
-    earlier: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, body: dict[str, Any]) -> "PromptPrefix":
-        """Of any body: the replica validates it."""
-        messages = body.get("messages")
-        if isinstance(messages, list):
-            return cls._of_messages(body.get("model"), messages)
-        prompt = body.get("prompt")
-        if not isinstance(prompt, str | list) or not prompt:
-            return NO_PREFIX
-        # Completions have no messages to go by: what begins alike for so long is a group.
-        head = json.dumps([body.get("model"), prompt[:_HEAD_CHARACTERS]])
-        return cls(group=_digest(head.encode()).hexdigest())
-
-    @classmethod
-    def _of_messages(cls, model: Any, messages: list[Any]) -> "PromptPrefix":
-        state, keys = _digest(json.dumps(model).encode()), []
-        for message in messages:
-            state.update(json.dumps(message).encode())
-            keys.append(state.hexdigest())
-        if not keys:
-            return NO_PREFIX
-        roles = [message.get("role") if isinstance(message, dict) else None for message in messages]
-        head = roles.index("user") if "user" in roles else 0
-        if head == len(keys) - 1:
-            return cls(group=keys[head])
-        earlier = reversed(keys[max(head + 1, len(keys) - 1 - _LOOK_BACK) : -1])
-        return cls(group=keys[head], whole=keys[-1], earlier=tuple(earlier))
-
-
-NO_PREFIX = PromptPrefix()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Needs:
-    """What a request says of itself, or what follows from it.
-
-    Attributes:
-        min_version: lowest policy version of a replica that may answer; None: any.
-        priority: lower goes first, as in vLLM; 0 unless the client says something else.
-        flow: requests that wait under one name take turns with those under another.
-        prefix: how the prompt begins.
-    """
-
-    min_version: int | None = None
-    priority: int = 0
-    flow: str = ""
-    prefix: PromptPrefix = NO_PREFIX
-
-    @classmethod
-    def of(cls, body: dict[str, Any], headers: Mapping[str, str], *, flow: str) -> "Needs":
-        """Of a client's request.
-
-        Raises:
-            RequestFailed: 400, with the header at fault.
-        """
-        own = body.get("priority")
-        priority = _integer(headers, PRIORITY_HEADER)
-        if priority is None:
-            priority = own if isinstance(own, int) else 0
-        version = _integer(headers, MIN_VERSION_HEADER)
-        if version is not None and version < 0:
-            raise bad_request(f"{MIN_VERSION_HEADER} must be 0 or more", MIN_VERSION_HEADER)
-        return cls(min_version=version, priority=priority, flow=flow, prefix=PromptPrefix.of(body))
-
-    def at_least(self, version: int) -> "Needs":
-        """The same, of a replica that serves this version or a newer one."""
-        known = self.min_version or 0
-        return replace(self, min_version=version) if version > known else self
-
-
-NO_NEEDS = Needs()
+_OUTPUT_LOGPROBS = "message.output_text.logprobs"
 
 
 class _StreamOptions(BaseModel):
@@ -162,10 +81,10 @@ class _Read(BaseModel):
 
 @dataclass(frozen=True, kw_only=True)
 class ClientRequest:
-    """One chat or completion request.
+    """One request for an answer.
 
     Attributes:
-        endpoint: which of the two.
+        endpoint: which kind.
         body: what the replica renders: the client's body without our extensions.
         answer_id: id of the answer.
         created: Unix time of the request in seconds.
@@ -205,7 +124,17 @@ class ClientRequest:
     @property
     def path(self) -> str:
         """Where a replica answers such a request by itself."""
-        return _PATHS[self.endpoint]
+        return PATHS[self.endpoint]
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether it is a chat, or comes to one when it is rendered."""
+        return self.endpoint in ("chat", "tokens", "messages", "responses")
+
+    @property
+    def shows_tokens(self) -> bool:
+        """Whether the client sees tokens as such, beside text or without."""
+        return self.logprobs or self.return_token_ids or self.endpoint == "generate"
 
     @property
     def prompts(self) -> int:
@@ -220,7 +149,7 @@ class ClientRequest:
     @property
     def offers_tools(self) -> bool:
         """Whether the answer of a chat may be a tool call."""
-        return self.endpoint == "chat" and bool(self.body.get("tools"))
+        return self.is_chat and bool(self.body.get("tools"))
 
     @property
     def role(self) -> str:
@@ -250,19 +179,17 @@ class ClientRequest:
         if not isinstance(body, dict):
             raise unreadable_body("the body must be a JSON object")
         passed_on = {k: v for k, v in body.items() if k not in (RETURN_TRAJECTORY, STREAM_BY)}
-        read, unjournaled = _read(passed_on)
+        read, unjournaled = _read(endpoint, passed_on)
         stream, stream_by = bool(read.stream), body.get(STREAM_BY, "token")
-        if stream_by not in ("token", "choice") or (stream_by == "choice" and not stream):
-            raise bad_request(f"{STREAM_BY} is token or, with stream, choice", STREAM_BY)
+        _check_stream_by(endpoint, stream_by, stream=stream)
         return_trajectory = body.get(RETURN_TRAJECTORY)
         if return_trajectory not in (None, True, False):
             raise bad_request(f"{RETURN_TRAJECTORY} must be true or false", RETURN_TRAJECTORY)
         _check_choices(read.n, _prompts(body), max_choices)
-        prefix = "chatcmpl" if endpoint == "chat" else "cmpl"
         name = headers.get(_REQUEST_ID_HEADER) or read.request_id or uuid.uuid4().hex
         options = (stream and read.stream_options) or _StreamOptions()
         asked = read.logprobs
-        top = read.top_logprobs if endpoint == "chat" else asked
+        top = asked if endpoint in ("completions", "generate") else read.top_logprobs
         session = headers.get(SESSION_HEADER) or None
         if len(session or "") > _MAX_SESSION:
             message = f"{SESSION_HEADER} is longer than {_MAX_SESSION} characters"
@@ -270,7 +197,7 @@ class ClientRequest:
         return cls(
             endpoint=endpoint,
             body=passed_on,
-            answer_id=f"{prefix}-{name}",
+            answer_id=_answer_id(endpoint, name),
             created=int(time.time()),
             model=read.model or None,
             session=session,
@@ -282,24 +209,63 @@ class ClientRequest:
             return_trajectory=bool(return_trajectory),
             return_token_ids=bool(read.return_token_ids),
             # A chat's is a flag, a completion's a number, of which 0 is one, too.
-            logprobs=bool(asked) if endpoint == "chat" else asked is not None,
+            logprobs=asked is not None if endpoint in ("completions", "generate") else bool(asked),
             top_logprobs=top or 0,
             unjournaled=unjournaled,
             needs=Needs.of(body, headers, flow=caller or session or ""),
         )
 
 
-def _read(body: dict[str, Any]) -> tuple[_Read, str | None]:
+def _answer_id(endpoint: Endpoint, name: str) -> str:
+    prefix = _PREFIXES[endpoint]
+    # A client of the Responses API may choose the whole id.
+    return name if endpoint == "responses" and name.startswith(prefix) else prefix + name
+
+
+def _read(endpoint: Endpoint, body: dict[str, Any]) -> tuple[_Read, str | None]:
     try:
-        read = _Read.model_validate(body)
+        read = _Read.model_validate(_fields(endpoint, body))
     except ValidationError as unreadable:
         # vLLM reads the same field, and says what is wrong with it in its own words.
         return _Read(), str(unreadable.errors()[0]["loc"][0])
-    given = ((name, body.get(name)) for name in _UNJOURNALED)
+    token_ids = body.get("token_ids")
+    if endpoint == "generate" and not (token_ids and isinstance(token_ids, list)):
+        return read, "token_ids"
+    names = {**_params(body), **body} if endpoint == "generate" else body
+    given = ((name, names.get(name)) for name in _UNJOURNALED)
     # Not 0, which prompt_logprobs may be.
     absent: tuple[Any, ...] = (None, "", [], {})
     asked = (name for name, value in given if value is not False and value not in absent)
     return read, next(asked, "prompt" if _prompts(body) > 1 else None)
+
+
+def _fields(endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any]:
+    """The body as a chat or a completion would have it."""
+    if endpoint in ("chat", "tokens", "completions"):
+        return body
+    names = ["model", "stream", "request_id"]
+    if endpoint == "generate":
+        names += ["stream_options", "return_token_ids"]
+    read = {name: body[name] for name in names if name in body}
+    if endpoint == "generate":
+        params = _params(body)
+        return read | {name: params[name] for name in ("n", "logprobs") if name in params}
+    include = body.get("include")
+    if endpoint == "responses" and isinstance(include, list) and _OUTPUT_LOGPROBS in include:
+        read |= {"logprobs": True, "top_logprobs": body.get("top_logprobs")}
+    return read
+
+
+def _params(body: dict[str, Any]) -> dict[str, Any]:
+    params = body.get("sampling_params")
+    return params if isinstance(params, dict) else {}
+
+
+def _check_stream_by(endpoint: Endpoint, stream_by: Any, *, stream: bool) -> None:
+    if stream_by == "choice" and endpoint not in ("chat", "tokens", "completions"):
+        raise bad_request(f"{STREAM_BY}: choice is for chats and completions", STREAM_BY)
+    if stream_by not in ("token", "choice") or (stream_by == "choice" and not stream):
+        raise bad_request(f"{STREAM_BY} is token or, with stream, choice", STREAM_BY)
 
 
 def _check_choices(n: int | None, prompts: int, bound: int) -> None:
@@ -315,17 +281,3 @@ def _prompts(body: dict[str, Any]) -> int:
     if isinstance(prompt, list) and len(prompt) > 1 and not isinstance(prompt[0], int):
         return len(prompt)
     return 1
-
-
-def _digest(data: bytes) -> "blake2b":
-    return blake2b(data, digest_size=16)
-
-
-def _integer(headers: Mapping[str, str], name: str) -> int | None:
-    value = headers.get(name)
-    if value is None:
-        return None
-    try:
-        return int(value)
-    except ValueError:
-        raise bad_request(f"{name} must be an integer, not {value[:40]!r}", name) from None

@@ -20,6 +20,7 @@ from services.protocol.session import (
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed, bad_request
 from services.router.trajectories.session_store import Session, SessionStore
+from services.router.trajectories.stored_responses import StoredResponses
 from services.router.trajectories.trajectory_tree import RecordedCall, Turn
 
 _LOG = Log("router")
@@ -38,6 +39,11 @@ class Sessions:
     def __init__(self, config: RouterConfig) -> None:
         self._config = config
         self._store = SessionStore(config)
+        self._responses = StoredResponses(
+            most=config.max_stored_responses,
+            most_bytes=config.max_stored_response_mb << 20,
+            idle_s=config.session_idle_s,
+        )
         self._news = asyncio.Event()
         self._counted: dict[str, int] = {}
 
@@ -140,6 +146,37 @@ class Sessions:
                 break
         return [session.summary() for session in found]
 
+    async def keep_response(
+        self, response: dict[str, Any], new: list[dict[str, Any]], earlier: str | None
+    ) -> None:
+        """Keep a response of the Responses API; see `StoredResponses.put`."""
+        self._responses.put(response, new, earlier, now=time.monotonic())
+
+    async def response(self, name: str) -> dict[str, Any]:
+        """A response that was kept.
+
+        Raises:
+            RequestFailed: 404 `response_not_found`.
+        """
+        return self._responses.get(name, now=time.monotonic())
+
+    async def response_items(self, name: str) -> list[dict[str, Any]]:
+        """The items of a response and of all that it goes on from.
+
+        Raises:
+            RequestFailed: 404 `response_not_found`.
+        """
+        return self._responses.history(name, now=time.monotonic())
+
+    async def delete_response(self, name: str) -> None:
+        """Forget a response.
+
+        Raises:
+            RequestFailed: 404 `response_not_found`.
+        """
+        self._responses.get(name, now=time.monotonic())
+        self._responses.remove(name)
+
     def _create(self, metadata: dict[str, str], name: str | None) -> Session:
         session = self._store.create(
             metadata, now=time.monotonic(), wall=time.time(), session_id=name
@@ -222,6 +259,24 @@ class SharedSessions:
         """See `Sessions`."""
         wait_s = min(wait_s, self._config.session_poll_max_s)
         return await self._ask("listed", state, after, limit, wait_s, extra_s=wait_s)
+
+    async def keep_response(
+        self, response: dict[str, Any], new: list[dict[str, Any]], earlier: str | None
+    ) -> None:
+        """See `Sessions`."""
+        await self._ask("keep_response", response, new, earlier)
+
+    async def response(self, name: str) -> dict[str, Any]:
+        """See `Sessions`."""
+        return await self._ask("response", name)
+
+    async def response_items(self, name: str) -> list[dict[str, Any]]:
+        """See `Sessions`."""
+        return await self._ask("response_items", name)
+
+    async def delete_response(self, name: str) -> None:
+        """See `Sessions`."""
+        await self._ask("delete_response", name)
 
     async def _ask(self, method: str, *args: Any, extra_s: float = 0.0) -> Any:
         try:

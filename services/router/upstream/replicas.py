@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from services.observability.log import Log
 from services.observability.metrics import RouterMetrics
@@ -13,7 +14,7 @@ from services.router.placement.interruptions import INTERRUPTED
 from services.router.placement.probes import Probes
 from services.router.placement.reservation import Reservation, ReservationRequest
 from services.router.placement.reservations import Reservations
-from services.router.request.client_request import NO_NEEDS, Needs
+from services.router.request.needs import NO_NEEDS, Needs
 from services.router.sharing.sharing import ExchangePoint, Sharing
 from services.router.upstream.upstream import Upstream
 from services.side_by_side import running
@@ -56,6 +57,34 @@ class Replicas:
             for name, task in tasks.items():
                 await ends.enter_async_context(running(task, name=name))
             yield
+
+    async def ask(
+        self,
+        path: str,
+        body: dict[str, Any] | bytes,
+        *,
+        model: str | None,
+        session: str | None = None,
+    ) -> Any:
+        """POST to replica after replica what any of them can answer, and return the answer.
+
+        Args:
+            path: of the replica's; generates nothing.
+            body: what is sent.
+            model: that the replica serves, None for any.
+            session: value of the session header.
+
+        Raises:
+            RequestFailed: the replicas refuse it, or none answered.
+        """
+        attempts = Attempts(self.config, self.reservations)
+        while True:
+            reservation = await attempts.reserve(model, session=session, weight=0)
+            try:
+                with reservation:
+                    return await self.upstream.call(reservation, path, body)
+            except UpstreamBroken as broken:
+                attempts.note(broken, reservation)
 
     def end_tokens(self, model: str) -> set[int]:
         """End-of-sequence tokens that the model has shown so far.

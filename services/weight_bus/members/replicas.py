@@ -257,4 +257,5 @@ class Replicas:
             trained_from=replica.trained_from,
             node_id=hello.node_id,
             devices=hello.devices,
+            aliases=hello.aliases,
         )

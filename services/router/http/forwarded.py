@@ -1,0 +1,68 @@
+"""Requests that any replica answers by itself, and that make no tokens."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from services.http.json_body import AsciiJson, read_body
+from services.http.openapi import ERRORS, json_body
+from services.protocol.router import SESSION_HEADER
+from services.router.doors.messages import messages_error
+from services.router.errors import RequestFailed
+from services.router.http.answer_endpoint import parsed
+from services.router.upstream.replicas import Replicas
+
+PATHS = (
+    "/tokenize",
+    "/detokenize",
+    "/v1/messages/count_tokens",
+    "/v1/chat/completions/render",
+    "/v1/completions/render",
+    "/v1/messages/render",
+    "/v1/responses/render",
+    "/v1/chat/completions/derender",
+    "/v1/completions/derender",
+    "/v1/embeddings",
+    "/pooling",
+    "/classify",
+    "/score",
+    "/v1/score",
+    "/rerank",
+    "/v1/rerank",
+    "/v2/rerank",
+)
+"""vLLM's; a replica whose model generates refuses those that are for other models."""
+
+
+def forwarded_routes(replicas: Replicas) -> APIRouter:
+    """The routes."""
+    routes, config = APIRouter(responses=ERRORS), replicas.config
+
+    async def forward(request: Request) -> Response:
+        """Have a replica answer."""
+        path = request.url.path
+        try:
+            raw = await read_body(
+                request.receive,
+                max_bytes=config.max_body_bytes,
+                timeout_s=config.client_read_s,
+                refused=RequestFailed,
+            )
+            body = parsed(raw)
+            named = body.get("model") if isinstance(body, dict) else None
+            model = named if isinstance(named, str) and named else None
+            session = request.headers.get(SESSION_HEADER)
+            return AsciiJson(await replicas.ask(path, raw, model=model, session=session))
+        except RequestFailed as failure:
+            if path.startswith("/v1/messages"):
+                return AsciiJson(_error(failure), failure.status, failure.headers)
+            raise
+
+    extra = json_body({"type": "object"}, required=True)
+    for path in PATHS:
+        routes.add_api_route(path, forward, methods=["POST"], openapi_extra=extra)
+    return routes
+
+
+def _error(failure: RequestFailed) -> dict[str, Any]:
+    return messages_error(failure.status, str(failure.body["error"].get("message") or failure))

@@ -1,0 +1,51 @@
+"""`/invocations`: the one path that Amazon SageMaker posts to, whatever the request is."""
+
+from collections.abc import Mapping
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from services.http.json_body import read_body
+from services.router.errors import RequestFailed, bad_request
+from services.router.http.answer_endpoint import parsed
+
+_PATHS = {"messages": "/v1/chat/completions", "prompt": "/v1/completions"}
+"""Where a body goes that has such a field."""
+
+
+class Invocations:
+    """An ASGI application that leads each request to its endpoint.
+
+    Args:
+        endpoints: by path.
+        read_s: how long a client may take to send a body.
+        most: bytes of a body.
+    """
+
+    def __init__(self, endpoints: Mapping[str, ASGIApp], *, read_s: float, most: int) -> None:
+        self._endpoints, self._read_s, self._most = endpoints, read_s, most
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        try:
+            raw = await read_body(
+                receive, max_bytes=self._most, timeout_s=self._read_s, refused=RequestFailed
+            )
+            body = parsed(raw)
+            fields = body if isinstance(body, dict) else {}
+            path = next((path for field, path in _PATHS.items() if field in fields), None)
+            if path is None:
+                raise bad_request("the body has neither messages nor prompt", "messages")
+        except RequestFailed as failure:
+            await failure.response()(scope, receive, send)
+            return
+        await self._endpoints[path](scope, _again(raw, receive), send)
+
+
+def _again(raw: bytes, receive: Receive) -> Receive:
+    """A body that was read already, and what comes after it."""
+    body: list[Message] = [{"type": "http.request", "body": raw, "more_body": False}]
+
+    async def received() -> Message:
+        return body.pop() if body else await receive()
+
+    return received
