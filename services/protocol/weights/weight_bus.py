@@ -247,9 +247,14 @@ class Member:
     devices: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those of its model."""
+        return (self.model, *self.aliases)
+
     def serves(self, model: str | None) -> bool:
         """Whether it has a model of this name; None: any."""
-        return model is None or model == self.model or model in self.aliases
+        return model is None or model in self.names
 
 
 @dataclass(frozen=True, kw_only=True)

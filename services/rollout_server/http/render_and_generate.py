@@ -121,15 +121,13 @@ class _Rendered:
     """What a client's request comes to."""
 
     request: GenerateRequest
-    chat: ChatCompletionRequest | None = None  # where the client sent something else
+    chat: str | None = None  # as JSON, where the client sent something else
 
     def told(self) -> bytes:
         """As JSON, without the braces."""
         request = self.request.model_dump_json(exclude_none=True).encode()
-        if self.chat is None:
-            return b'"request":%b' % request
-        chat = self.chat.model_dump_json(exclude_unset=True, exclude_none=True).encode()
-        return b'"request":%b,"chat":%b' % (request, chat)
+        chat = b"" if self.chat is None else b',"chat":%b' % self.chat.encode()
+        return b'"request":%b%b' % (request, chat)
 
 
 async def _render(order: GenerationOrder, raw_request: Request) -> _Rendered | ErrorResponse:
@@ -145,12 +143,20 @@ async def _render(order: GenerationOrder, raw_request: Request) -> _Rendered | E
         chat = await _chat(order, raw_request)
     except ValueError as error:  # vLLM's own conversions raise it, and its routes answer so
         return create_error_response(error)
+    told = None if order.endpoint in ("chat", "tokens") else _told(chat)
     rendered = await render.render_chat_request(chat, raw_request)
     if isinstance(rendered, ErrorResponse):
         return rendered
     if order.endpoint == "tokens":
         return _with_tokens(rendered, order.body.get("tokens"), render.model_config.max_model_len)
-    return _Rendered(rendered, None if order.endpoint == "chat" else chat)
+    return _Rendered(rendered, told)
+
+
+def _told(chat: ChatCompletionRequest) -> str:
+    """The chat for those that parse its answer; to render it changes its messages."""
+    # Grammars are in the sampling parameters, and vLLM cannot read what it writes of them here.
+    exclude = {"structured_outputs"}
+    return chat.model_dump_json(exclude=exclude, exclude_unset=True, exclude_none=True)
 
 
 def _with_tokens(

@@ -20,6 +20,8 @@ from services.router.upstream.replicas import Attempts, Replicas
 from services.router.upstream.upstream import checked_answer
 
 _ABORTED = "abort"
+_LAST = "message_stop", "response.completed", "response.incomplete", "response.failed"
+"""Types of events that end a stream, where no marker does."""
 
 
 class PassThrough:
@@ -102,11 +104,14 @@ class PassThrough:
                 if event == END:
                     return
                 try:
-                    _check_complete(checked_answer(json.loads(event)))
+                    answer = checked_answer(json.loads(event))
                 except ValueError:
                     raise UpstreamBroken("malformed", "an event is not JSON") from None
+                _check_complete(answer)
                 reservation.answered()
                 yield event.decode()
+                if answer.get("type") in _LAST:
+                    return
         raise UpstreamBroken("eof", reservation.replica_id)
 
 

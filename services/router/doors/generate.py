@@ -100,6 +100,10 @@ class GeneratedAnswers:
             "finish_reason": journal.finish_reason,
             "stop_reason": journal.stop_reason,
             "token_ids": token_ids,
+            "weight_versions": [
+                {"version": str(version), "start": start, "end": end}
+                for version, start, end, _ in journal.spans
+            ],
             "logprobs": {"content": content} if self._ask.logprobs and content else None,
             **({"text": text} if self._mode == "text" else {}),
             **told,

