@@ -281,7 +281,9 @@ async def test_a_response_has_the_prompt_that_vllm_renders(router, vllm, case):
     chat = chat_of_responses(ResponsesRequest.model_validate(deepcopy(body)))
     async with httpx.AsyncClient(timeout=_DEADLINE_S, trust_env=False) as client:
         theirs = await client.post(f"{vllm.parsing}/v1/responses/render", json=body)
-        sent = json.loads(chat.model_dump_json(exclude_unset=True, exclude_none=True))
+        sent = json.loads(
+            chat.model_dump_json(exclude_unset=True, exclude_none=True, by_alias=True)
+        )
         sent.pop("structured_outputs", None)  # vLLM cannot read what it writes of them
         if "structured_outputs" in body:
             sent["structured_outputs"] = body["structured_outputs"]

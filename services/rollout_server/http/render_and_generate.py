@@ -156,7 +156,9 @@ def _told(chat: ChatCompletionRequest) -> str:
     """The chat for those that parse its answer; to render it changes its messages."""
     # Grammars are in the sampling parameters, and vLLM cannot read what it writes of them here.
     exclude = {"structured_outputs"}
-    return chat.model_dump_json(exclude=exclude, exclude_unset=True, exclude_none=True)
+    return chat.model_dump_json(
+        exclude=exclude, exclude_unset=True, exclude_none=True, by_alias=True
+    )
 
 
 def _with_tokens(
