@@ -145,8 +145,10 @@ async def test_errors_are_the_clients_own_exceptions(router, extra, kind, status
 
 
 async def test_an_endpoint_that_is_not_served_is_named(router):
-    with pytest.raises(openai.NotFoundError, match="no POST /v1/responses here") as refusal:
-        await router.client.responses.create(model=MODEL, input="hello")
+    with pytest.raises(
+        openai.NotFoundError, match="no POST /v1/images/generations here"
+    ) as refusal:
+        await router.client.images.generate(model=MODEL, prompt="hello")
     assert refusal.value.type == "Not Found"
 
 

@@ -11,7 +11,9 @@ import pytest
 from services.protocol.errors import InvalidInput
 from services.protocol.weights.weight_bus import ReplicaState
 from services.router.config import RouterConfig
+from services.router.http.forwarded import PATHS as FORWARDED
 from services.router.http_app import build_http
+from services.router.request.client_request import PATHS as GENERATING
 
 ALICE, BOB = "alice-has-a-long-key", "bob-has-a-longer-key"
 ASK = [{"role": "user", "content": "hello"}]
@@ -60,18 +62,26 @@ async def test_every_path_but_health_needs_a_key(cluster, keys, header):
 
 
 async def test_the_public_port_has_no_path_that_controls_anything(cluster, keys):
-    """What can be asked of the router is OpenAI's API, sessions, health, and where the page is."""
+    """What can be asked of the router are answers, what a replica makes of texts and tokens,
+    sessions, health, and where the page is."""
     await _start(cluster, keys)
     paths = {route.path for route in cluster.app.routes}
     documentation = {"/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"}
     known = {
         "/",
         "/health",
+        "/ping",
+        "/version",
+        "/load",
+        "/invocations",
         "/v1/models",
+        "/v1/models/{name:path}",
         "/v1/load",
-        "/v1/chat/completions",
-        "/v1/completions",
         "/v1/sessions",
+        "/v1/responses/{name}",
+        "/v1/responses/{name}/cancel",
+        *GENERATING.values(),
+        *FORWARDED,
     }
     known |= {"/v1/sessions/{name}", "/v1/sessions/{name}/finish"}
     known.add("/v1/sessions/{name}/interrupt")
