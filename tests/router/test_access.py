@@ -88,6 +88,17 @@ async def test_the_public_port_has_no_path_that_controls_anything(cluster, keys)
     assert paths - documentation <= known
 
 
+async def test_a_key_comes_as_anthropics_clients_send_it(cluster, keys):
+    await _start(cluster, keys)
+    body = {"model": "test-model", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+    url = f"{cluster.url}/v1/messages"
+    answers = [
+        await cluster.http.post(url, json=body, headers=headers)
+        for headers in ({"x-api-key": ALICE}, {"x-api-key": "nobody"}, {"x-api-key": ""}, {})
+    ]
+    assert [answer.status_code for answer in answers] == [200, 401, 401, 401]
+
+
 async def test_the_rate_of_one_key_is_bounded_and_others_go_on(cluster, tmp_path):
     path = tmp_path / "keys.yaml"
     slow = {"name": "alice", "key": ALICE, "requests_per_s": 0.01, "burst": 2}
