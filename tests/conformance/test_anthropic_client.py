@@ -25,7 +25,7 @@ TOOL = {
         "additionalProperties": False,
     },
 }
-NAMED = {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "add"}, "max_tokens": 60}
+NAMED = {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "add"}, "max_tokens": 350}
 
 
 @pytest.fixture
