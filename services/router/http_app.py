@@ -167,7 +167,9 @@ def _add_routes(
         path: AnswerEndpoint(endpoint, replicas, external, gate, sessions)
         for endpoint, path in PATHS.items()
     }
-    endpoints["/invocations"] = Invocations(endpoints, read_s=read_s, most=config.max_body_bytes)
+    endpoints["/invocations"] = Invocations(
+        endpoints, read_s=read_s, max_bytes=config.max_body_bytes
+    )
     app.router.routes += [Route(path, end, methods=["POST"]) for path, end in endpoints.items()]
     app.add_middleware(AnswerRoutes, endpoints=endpoints)
     describe_answers(app)

@@ -18,17 +18,17 @@ class Invocations:
     Args:
         endpoints: by path.
         read_s: how long a client may take to send a body.
-        most: bytes of a body.
+        max_bytes: of a body.
     """
 
-    def __init__(self, endpoints: Mapping[str, ASGIApp], *, read_s: float, most: int) -> None:
-        self._endpoints, self._read_s, self._most = endpoints, read_s, most
+    def __init__(self, endpoints: Mapping[str, ASGIApp], *, read_s: float, max_bytes: int) -> None:
+        self._endpoints, self._read_s, self._max_bytes = endpoints, read_s, max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         try:
             raw = await read_body(
-                receive, max_bytes=self._most, timeout_s=self._read_s, refused=RequestFailed
+                receive, max_bytes=self._max_bytes, timeout_s=self._read_s, refused=RequestFailed
             )
             body = parsed(raw)
             fields = body if isinstance(body, dict) else {}

@@ -69,6 +69,9 @@ def describe_answers(app: FastAPI) -> None:
         schema["paths"] |= {
             PATHS[endpoint]: {"post": operation} for endpoint, operation in operations.items()
         }
+        schema["paths"]["/invocations"] = {
+            "post": _operation("A chat or a completion, at the path that SageMaker posts to.", {})
+        }
         return schema
 
     app.openapi = openapi  # type: ignore[method-assign]  # the way that FastAPI documents

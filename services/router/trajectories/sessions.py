@@ -40,8 +40,8 @@ class Sessions:
         self._config = config
         self._store = SessionStore(config)
         self._responses = StoredResponses(
-            most=config.max_stored_responses,
-            most_bytes=config.max_stored_response_mb << 20,
+            max_responses=config.max_stored_responses,
+            max_bytes=config.max_stored_response_mb << 20,
             idle_s=config.session_idle_s,
         )
         self._news = asyncio.Event()

@@ -32,13 +32,13 @@ class StoredResponses:
     """Responses by id, least recently used first.
 
     Args:
-        most: how many.
-        most_bytes: of JSON, over all of them.
+        max_responses: how many.
+        max_bytes: of JSON, over all of them.
         idle_s: how long one is kept after its last use.
     """
 
-    def __init__(self, *, most: int, most_bytes: int, idle_s: float) -> None:
-        self._most, self._most_bytes, self._idle_s = most, most_bytes, idle_s
+    def __init__(self, *, max_responses: int, max_bytes: int, idle_s: float) -> None:
+        self._max_responses, self._max_bytes, self._idle_s = max_responses, max_bytes, idle_s
         self._stored: OrderedDict[str, tuple[float, _Stored]] = OrderedDict()
         self.nbytes = 0
 
@@ -117,7 +117,7 @@ class StoredResponses:
     def _drop(self, now: float) -> None:
         while self._stored:
             name, (used, _) = next(iter(self._stored.items()))
-            many = len(self._stored) > self._most or self.nbytes > self._most_bytes
+            many = len(self._stored) > self._max_responses or self.nbytes > self._max_bytes
             if not many and used > now - self._idle_s:
                 return
             self.remove(name)

@@ -7,7 +7,7 @@ from services.router.trajectories.stored_responses import StoredResponses
 
 
 def _store(**changes):
-    return StoredResponses(**{"most": 10, "most_bytes": 10_000, "idle_s": 60.0, **changes})
+    return StoredResponses(**{"max_responses": 10, "max_bytes": 10_000, "idle_s": 60.0, **changes})
 
 
 def _put(store, name, said, earlier=None, now=0.0, size=1):
@@ -28,7 +28,9 @@ def test_a_response_knows_all_that_was_said_before_it():
     assert _said(store.history("c", now=1.0)) == ["one", "m-a", "other", "m-c"]
 
 
-@pytest.mark.parametrize("bound", [{"most": 3}, {"most_bytes": 1500}], ids=["number", "bytes"])
+@pytest.mark.parametrize(
+    "bound", [{"max_responses": 3}, {"max_bytes": 1500}], ids=["number", "bytes"]
+)
 def test_the_least_recently_used_goes_first(bound):
     store = _store(**bound)
     for name in "abc":
