@@ -16,13 +16,17 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from services.router.request.client_request import PATHS
 from tests.conformance.conftest import before, until_idle
 from tests.router.vllm_process import MODEL
 
-ANSWERING = ("/v1/chat/completions", "/v1/completions")
+ANSWERING = dict.fromkeys(PATHS.values(), "max_tokens") | {"/invocations": "max_tokens"}
+ANSWERING[PATHS["responses"]] = "max_output_tokens"
+"""Paths that generate, and the field that bounds their answers."""
 CHECKS = [status_code_conformance, content_type_conformance, response_schema_conformance]
-UNSERVED = "version_not_served"
-"""What a version asked for in a header ends with when no replica ever has it."""
+UNSERVED = "version_not_served", "overloaded_error"
+"""What a version asked for in a header ends with when no replica ever has it, and how Anthropic's
+API names that."""
 
 _SETTINGS = settings(
     max_examples=12,
@@ -54,15 +58,18 @@ async def test_every_endpoint_answers_as_it_says(router, mode):
 
 
 def _attack(operation, mode, url, session):
+    bound = ANSWERING.get(operation.path, "")
+
     def attack(case):
         if operation.path in ANSWERING and isinstance(case.body, dict):
             # Short answers, and for what is well formed a model that there is.
-            case.body["max_tokens"] = 2
+            sampling = case.body.get("sampling_params")
+            (sampling if isinstance(sampling, dict) else case.body)[bound] = 2
             if mode is GenerationMode.POSITIVE:
                 case.body["model"] = MODEL
         answer = case.call(base_url=url, session=session, timeout=300)
         if answer.status_code >= 500:
-            assert answer.json()["error"]["type"] == UNSERVED, (case.as_curl_command(), answer.text)
+            assert answer.json()["error"]["type"] in UNSERVED, (case.as_curl_command(), answer.text)
         case.validate_response(answer, checks=CHECKS)
 
     # What takes nothing cannot be given anything wrong.

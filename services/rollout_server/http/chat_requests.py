@@ -17,6 +17,8 @@ from vllm.entrypoints.openai.responses.utils import (
 )
 from vllm.exceptions import VLLMValidationError
 
+from services.rollout_server.engine.vllm_patches.messages_settings import messages_settings
+
 _SAME = (
     "model", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
     "repetition_penalty", "seed", "stop", "stop_token_ids", "ignore_eos", "logit_bias",
@@ -33,14 +35,9 @@ async def chat_of_messages(
     request: AnthropicMessagesRequest, serving: AnthropicServingMessages
 ) -> ChatCompletionRequest:
     """The chat of a Messages request; `serving` knows what the model's template takes."""
-    effort: Any = "none"
-    if request.thinking is not None and request.thinking.type == "disabled":
-        effort = await serving._get_disabled_thinking_effort()
-    return serving.to_chat_completion_request(
-        request,
-        merge_inline_system=serving._merge_inline_system,
-        disabled_thinking_effort=effort,
-    )
+    disabled = request.thinking is not None and request.thinking.type == "disabled"
+    settings = await messages_settings(serving, thinking_disabled=disabled)
+    return serving.to_chat_completion_request(request, **settings)
 
 
 def chat_of_responses(request: ResponsesRequest) -> ChatCompletionRequest:
