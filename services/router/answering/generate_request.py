@@ -21,7 +21,7 @@ def generate_request(
         logprobs: the client or a recorded session needs them.
         interval: tokens in a chunk after the first; None for the engine's own way.
     """
-    params = dict(ask.body.get("sampling_params") or {})
+    params = dict(ask.body["sampling_params"])
     if params.get("max_tokens") is None:
         params["max_tokens"] = max(1, reservation.max_model_len - len(ask.body["token_ids"]))
     if logprobs and params.get("logprobs") is None:

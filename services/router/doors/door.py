@@ -66,4 +66,7 @@ def event(data: dict[str, Any], name: str | None = None) -> bytes:
 
 def named(data: str) -> bytes:
     """A replica's event in a stream of events that have names: those of their types."""
-    return b"event: %b\ndata: %b\n\n" % (str(json.loads(data)["type"]).encode(), data.encode())
+    return b"event: %b\ndata: %b\n\n" % (
+        str(json.loads(data).get("type", "message")).encode(),
+        data.encode(),
+    )

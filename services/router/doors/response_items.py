@@ -28,15 +28,21 @@ class Tools:
     @classmethod
     def of(cls, tools: Any) -> "Tools":
         """Those of a request's body, whatever it holds."""
-        given = [tool for tool in tools if isinstance(tool, dict)] if tools else []
+        given = _named(tools)
         spaces = {
-            f"{tool.get('name')}{_NAMESPACE}{one.get('name')}": (tool["name"], one["name"])
+            f"{tool['name']}{_NAMESPACE}{one['name']}": (tool["name"], one["name"])
             for tool in given
             if tool.get("type") == "namespace"
-            for one in tool.get("tools") or ()
+            for one in _named(tool.get("tools"))
         }
-        custom = (str(tool.get("name")) for tool in given if tool.get("type") == "custom")
+        custom = (tool["name"] for tool in given if tool.get("type") == "custom")
         return cls(frozenset(custom), spaces)
+
+
+def _named(tools: Any) -> list[dict[str, Any]]:
+    """Those with a name, of a list that no one has checked."""
+    given = tools if isinstance(tools, list) else []
+    return [one for one in given if isinstance(one, dict) and isinstance(one.get("name"), str)]
 
 
 def item_of(block: Block, tools: Tools, *, name: str = "") -> dict[str, Any]:

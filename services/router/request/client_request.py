@@ -231,6 +231,8 @@ def _read(endpoint: Endpoint, body: dict[str, Any]) -> tuple[_Read, str | None]:
     token_ids = body.get("token_ids")
     if endpoint == "generate" and not (token_ids and isinstance(token_ids, list)):
         return read, "token_ids"
+    if endpoint == "generate" and not isinstance(body.get("sampling_params"), dict):
+        return read, "sampling_params"
     names = {**_params(body), **body} if endpoint == "generate" else body
     given = ((name, names.get(name)) for name in _UNJOURNALED)
     # Not 0, which prompt_logprobs may be.

@@ -233,3 +233,18 @@ async def test_streams_by_choice_are_for_chats(cluster, door):
     refused = await _posted(cluster, door, stream=True, stream_by="choice")
     assert refused.status_code == 400
     assert "stream_by" in refused.text
+
+
+@pytest.mark.parametrize(
+    "tools",
+    [5, "x", [None], [{"type": "custom"}], [{"type": "namespace", "name": "a", "tools": 1}]],
+)
+async def test_tools_of_any_form_are_the_replicas_to_judge(cluster, tools):
+    await cluster.start()
+    assert (await _posted(cluster, "responses", tools=tools)).status_code == 200
+
+
+async def test_sampling_parameters_that_are_none_are_the_replicas_to_judge(cluster):
+    await cluster.start()
+    refused = await _posted(cluster, "generate", sampling_params="x", stream=False)
+    assert refused.status_code != 500
