@@ -143,8 +143,17 @@ async def test_calls_after_one_that_fails_are_made_where_they_matter(scoring: Sc
     every = await graded(scoring, code, **grader)
     assert (every.reward, every.total) == (0.0, 6)
     assert every.run < 6
-    budget = await graded(scoring, code, **grader, policy="fraction", cpu_budget_s=0.1)
-    assert budget.reward == pytest.approx(some.reward - 2 / 6)
+
+
+async def test_no_calls_are_made_once_the_cpu_time_of_all_is_used_up(scoring: Scoring) -> None:
+    code = (
+        "import os, time\ndef f(x):\n    if x == 3:\n"
+        "        while time.process_time() < 0.5: pass\n        os._exit(1)\n    return x"
+    )
+    tests = [{"args": [x], "expected": x} for x in range(6)]
+    grader = {"entry_point": "f", "tests": tests, "limits": {"cpu_s": 4.0}, "policy": "fraction"}
+    assert (await graded(scoring, code, **grader)).passed == 5, "the others in another process"
+    assert (await graded(scoring, code, **grader, cpu_budget_s=0.3)).passed == 3
 
 
 async def test_a_method_of_a_class_is_called_on_a_new_object(scoring: Scoring) -> None:

@@ -5,7 +5,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
@@ -26,6 +26,7 @@ from tests.batches import GroupBatch
 
 VOCABULARY = 320
 ANSWER_S = 300.0
+LOST_S = 5.0
 IMPORTED_S = 240.0
 """To import torch and transformers takes seconds, and over a minute on a machine that is busy."""
 
@@ -158,11 +159,20 @@ class RankForks:
             listener._listener._socket.settimeout(IMPORTED_S)
             self._connection = listener.accept()
 
-    def rank(self, world_size: int, rank: int) -> Connection:
-        """A new rank at the other end of the connection."""
+    def rank(self, world_size: int, rank: int) -> tuple[Connection, int]:
+        """A connection to a new rank, and its process id."""
         with self._listen(f"{world_size}-{rank}") as listener:
-            self._connection.send((listener.address, rank))
-            return listener.accept()
+            self._connection.send(("fork", listener.address, rank))
+            return listener.accept(), self._answer()
+
+    def ended(self, process_id: int, patience_s: float) -> int:
+        """The exit code of a rank, which is killed if it does not end in time."""
+        self._connection.send(("end", process_id, patience_s))
+        return self._answer()
+
+    def _answer(self) -> int:
+        assert self._connection.poll(ANSWER_S), "the process that forks ranks did not answer"
+        return self._connection.recv()
 
     def close(self) -> None:
         self._connection.close()
@@ -174,22 +184,31 @@ class RankForks:
         return listener
 
 
+class RankEnded(Exception):
+    """A rank's process ended before it answered."""
+
+
 class Ranks:
     """Rank processes that do together what they are told; answers come in rank order."""
 
     def __init__(self, world_size: int, forks: RankForks) -> None:
         self.world_size = world_size
+        self._forks = forks
+        self._tiny: Path | None = None
         self._model: Any = None
         self._context_parallel = 1
         self._start: Any = None
-        self._connections = [forks.rank(world_size, rank) for rank in range(world_size)]
+        self._ranks: list[tuple[Connection, int]] = []
+        self._ended: dict[int, int] = {}  # exit codes of ranks that ended before they were told to
 
     def config(self, model: Path, **settings: Any) -> TrainerConfig:
         return TrainerConfig(model=str(model), world_size=self.world_size, **settings)
 
     def meet(self, model: Path) -> None:
-        self._connections[0].send(("meet", ()))
-        port = self._answer(self._connections[0])
+        self._tiny, self._ended = model, {}
+        self._ranks = [self._forks.rank(self.world_size, rank) for rank in range(self.world_size)]
+        self._send(0, "meet", ())
+        port = self._result(*self._receive(0))
         self.call("join", self.config(model), port)
 
     def call(self, method: str, *args: Any) -> list[Any]:
@@ -213,36 +232,60 @@ class Ranks:
         return [replace(step, **told) for step in steps]
 
     def _call(self, method: str, args: list[tuple[Any, ...]]) -> list[Any]:
-        for connection, own in zip(self._connections, args, strict=True):
-            connection.send((method, own))
-        answers = [self._receive(connection) for connection in self._connections]
+        for rank, own in enumerate(args):
+            self._send(rank, method, own)
+        answers = [self._receive(rank) for rank in range(self.world_size)]
         return [self._result(*answer) for answer in answers]
 
     def errors(self, method: str, *args: Any) -> list[Any]:
         """What each rank raises, or answers if it does not raise."""
-        for connection in self._connections:
-            connection.send((method, args))
-        return [self._receive(connection)[1] for connection in self._connections]
+        for rank in range(self.world_size):
+            self._send(rank, method, args)
+        return [self._receive(rank)[1] for rank in range(self.world_size)]
 
     def load(self, model: Path, **settings: Any) -> Any:
+        """The model as it was loaded; by new ranks if one has ended since the last test."""
+        if self._ended:
+            self.close()
+            self.meet(self._tiny or model)
         config = self.config(model, **settings)
         self._model = self.call("load", config)[0]
         self._context_parallel = config.context_parallel
         return self._model
 
     def close(self) -> None:
-        for connection in self._connections:
-            connection.send(("stop", ()))
-        for connection in self._connections:
-            assert connection.poll(ANSWER_S), "a rank did not end"
+        with suppress(RankEnded):
+            for rank in range(len(self._ranks)):
+                self._send(rank, "stop", ())
+        patience_s = LOST_S if self._ended else ANSWER_S
+        codes = [
+            self._forks.ended(process_id, patience_s)
+            for rank, (_, process_id) in enumerate(self._ranks)
+            if rank not in self._ended
+        ]
+        for connection, _ in self._ranks:
             connection.close()
+        self._ranks = []
+        assert self._ended or not any(codes), f"ranks ended with {codes}"
 
-    def _answer(self, connection: Any) -> Any:
-        return self._result(*self._receive(connection))
+    def _send(self, rank: int, method: str, args: tuple[Any, ...]) -> None:
+        with self._known_end(rank):
+            self._ranks[rank][0].send((method, args))
 
-    def _receive(self, connection: Any) -> tuple[bool, Any]:
-        assert connection.poll(ANSWER_S), "a rank did not answer"
-        return connection.recv()
+    def _receive(self, rank: int) -> tuple[bool, Any]:
+        with self._known_end(rank):
+            assert self._ranks[rank][0].poll(ANSWER_S), "a rank did not answer"
+            return self._ranks[rank][0].recv()
+
+    @contextmanager
+    def _known_end(self, rank: int) -> Iterator[None]:
+        try:
+            yield
+        except (EOFError, ConnectionError) as error:
+            if rank not in self._ended:
+                self._ended[rank] = self._forks.ended(self._ranks[rank][1], LOST_S)
+            message = f"rank {rank} of {self.world_size} ended with {self._ended[rank]}"
+            raise RankEnded(message) from error
 
     def _result(self, done: bool, result: Any) -> Any:
         if not done:

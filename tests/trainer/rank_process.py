@@ -7,12 +7,14 @@ import asyncio
 import errno
 import os
 import resource
+import select
 import signal
 import sys
 import threading
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Client
+from multiprocessing.connection import Client, Connection
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 from unittest import mock
 
@@ -203,9 +205,6 @@ class RankProcess:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, -1))
 
-    def pid(self) -> int:
-        return os.getpid()
-
     def serve_actor(self, path: str, config: TrainerConfig, group: str, halt: Halt | None) -> None:
         """Be a whole `TrainerRank` at this socket, with no bus; never returns."""
         mock.patch.object(ray.util, "get_node_ip_address", return_value="127.0.0.1").start()
@@ -243,23 +242,47 @@ def be_rank(socket: str, rank: int) -> None:
             try:
                 connection.send((True, getattr(process, method)(*args)))
             except Exception as error:  # noqa: BLE001  (the test decides what to make of it)
-                error.add_note(traceback.format_exc())  # which does not go over the socket
-                connection.send((False, error))
+                connection.send((False, _sendable(error)))
+
+
+def _sendable(error: Exception) -> Exception:
+    """With its traceback as a note, which pickle leaves out; some errors cannot be pickled."""
+    told = traceback.format_exc()
+    try:
+        ForkingPickler.loads(ForkingPickler.dumps(error))
+    except Exception:  # noqa: BLE001  (an error's own code, of any library)
+        error = RuntimeError(told)
+    error.add_note(told)
+    return error
+
+
+def _forked(socket: str, rank: int, connection: Connection) -> int:
+    if pid := os.fork():
+        return pid
+    connection.close()
+    be_rank(socket, rank)
+    os._exit(0)
+
+
+def _ended(pid: int, patience_s: float) -> int:
+    """The exit code of a rank, which is killed if it is still there after the time given."""
+    handle = os.pidfd_open(pid)
+    if not select.select([handle], [], [], patience_s)[0]:
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
+    os.close(handle)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def main(socket: str) -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the ranks
+    # Ranks stay zombies until they are asked for: no other process has their number meanwhile.
     with Client(socket, "AF_UNIX") as connection:
         while True:
             try:
-                its_socket, rank = connection.recv()
+                order, *args = connection.recv()
             except EOFError:
                 return
-            if os.fork() == 0:
-                connection.close()
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                be_rank(its_socket, rank)
-                os._exit(0)
+            answer = _forked(*args, connection) if order == "fork" else _ended(*args)
+            connection.send(answer)
 
 
 if __name__ == "__main__":

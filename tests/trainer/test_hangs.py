@@ -31,9 +31,7 @@ class RankProcess:
 
     def __init__(self, forks: RankForks, path: Path, rank: int, *args: Any) -> None:
         self._path = str(path)
-        self._connection = forks.rank(2, rank)
-        self._connection.send(("pid", ()))
-        _, self._pid = self._connection.recv()
+        self._connection, self._pid = forks.rank(2, rank)
         self._connection.send(("serve_actor", (self._path, *args)))
 
     def __getattr__(self, method: str) -> Any:
