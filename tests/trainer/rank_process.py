@@ -256,10 +256,10 @@ def _sendable(error: Exception) -> Exception:
     return error
 
 
-def _forked(socket: str, rank: int, connection: Connection) -> int:
+def _forked(orders: Connection, socket: str, rank: int) -> int:
     if pid := os.fork():
         return pid
-    connection.close()
+    orders.close()
     be_rank(socket, rank)
     os._exit(0)
 
@@ -281,7 +281,7 @@ def main(socket: str) -> None:
                 order, *args = connection.recv()
             except EOFError:
                 return
-            answer = _forked(*args, connection) if order == "fork" else _ended(*args)
+            answer = _forked(connection, *args) if order == "fork" else _ended(*args)
             connection.send(answer)
 
 
