@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -17,6 +17,11 @@ from services.side_by_side import running
 KEY_NAME = "millrace.key"
 """Where the scope of an admitted request holds the name of its key; absent without keys."""
 
+GUEST = "session"
+"""The name of every key that is not one of the ring."""
+
+Guests = Callable[[str, Scope], Awaitable[bool]]
+
 _REFUSED = 1008  # RFC 6455, 7.4.1: against the policy
 
 
@@ -30,6 +35,7 @@ class AccessControl:
         service: what logs and metrics call it.
         open_paths: paths that may be read without a key, such as a load balancer's probe; one
             that ends with `/*` stands for all below it.
+        guests: whether a request may pass by what it shows in place of a key of the ring.
     """
 
     def __init__(
@@ -40,8 +46,10 @@ class AccessControl:
         ring: KeyRing,
         service: str,
         open_paths: Collection[str] = (),
+        guests: Guests | None = None,
     ) -> None:
         self._app, self._source, self._service = app, source, service
+        self._guests = guests
         self._open_paths = frozenset(open_paths)
         self._open_below = tuple(path[:-1] for path in open_paths if path.endswith("/*"))
         self._ring = ring
@@ -64,7 +72,17 @@ class AccessControl:
         return path in self._open_paths or path.startswith(self._open_below)
 
     async def _checked(self, scope: Scope, receive: Receive, send: Send) -> None:
-        key = self._ring.find(_shown(scope))
+        shown = _shown(scope)
+        key = self._ring.find(shown)
+        if (
+            key is None
+            and self._guests is not None
+            and await self._guests(shown.decode("latin-1"), scope)
+        ):
+            self._count(GUEST, "admitted")
+            scope[KEY_NAME] = GUEST
+            await self._app(scope, receive, send)
+            return
         if key is None:
             self._count("", "unauthorized")
             message = "no such API key; send one as `Authorization: Bearer KEY` or `x-api-key: KEY`"
@@ -125,9 +143,16 @@ class CrossSiteGuard:
 
 
 def protect(
-    app: Starlette, config: AccessConfig, *, service: str, open_paths: Collection[str] = ()
+    app: Starlette,
+    config: AccessConfig,
+    *,
+    service: str,
+    open_paths: Collection[str] = (),
+    guests: Guests | None = None,
 ) -> None:
     """Have an application ask for keys; where none are configured, refuse other sites' pages.
+
+    See `AccessControl` for the last two.
 
     Raises:
         InvalidInput: the keys cannot be read, which is found out here and not at a request.
@@ -143,6 +168,7 @@ def protect(
         ring=ring,
         service=service,
         open_paths=open_paths,
+        guests=guests,
     )
 
 

@@ -41,6 +41,8 @@ class GenerationOrder:
         logprobs: the client or a recorded session needs them.
         interval: tokens in a chunk after the first; None for the engine's own way. An answer
             that cannot be longer comes in one piece.
+        fixed: settings that hold in place of the body's: under `sampling` sampling parameters, and
+            under `max_tokens` a bound.
     """
 
     endpoint: Rendered
@@ -50,3 +52,4 @@ class GenerationOrder:
     offers_tools: bool
     logprobs: bool
     interval: int | None
+    fixed: dict[str, Any] | None = None

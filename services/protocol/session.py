@@ -1,9 +1,10 @@
 """A session of the router: the calls of one agent episode, as trajectories."""
 
-from typing import Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from services.protocol.strict import StrictModel, wrong_field
 from services.protocol.trajectory import PolicySpan, Trajectory
 
 SESSION_PREFIX = "sess_"
@@ -24,8 +25,33 @@ CallKind = Literal["first", "extended", "branched", "resampled", "retokenized", 
 """
 
 
+OfferState = Literal["none", "waiting", "taken"]
+"""Whether a session is work for an agent outside, and whether one has taken it."""
+
+
 class _Answer(BaseModel):
     model_config = ConfigDict(extra="forbid")
+
+
+class SessionOffer(StrictModel):
+    """Work for an agent outside: whoever takes the session plays the task in its calls.
+
+    Attributes:
+        task: all that the agent is told of it.
+        run: whose task it is; agents may ask for those of one run.
+        model: answers every call, whatever model the call names.
+        sampling: sampling parameters of every call, whatever the call says: the logprobs must be
+            those that the trainer computes.
+        max_tokens: bound of each answer.
+        seed: of the first answer; each later one has the next.
+    """
+
+    task: dict[str, Any]
+    run: str = Field(max_length=64)
+    model: str
+    sampling: dict[str, int | float] = Field(default={})
+    max_tokens: int = Field(ge=1)
+    seed: int = Field(default=0, ge=0)
 
 
 class SessionTrajectory(_Answer):
@@ -76,6 +102,27 @@ class SessionTrajectory(_Answer):
         )
 
 
+class SessionEnding(StrictModel):
+    """How an episode ended, as its player says; at most one of the three.
+
+    Attributes:
+        reward: of the episode, on top of rewards before its end.
+        text: an answer that the task's grader shall grade.
+        failure: why there is no result; it is never a reward.
+    """
+
+    reward: float | None = None
+    text: str | None = Field(default=None, max_length=1 << 20)
+    failure: str | None = Field(default=None, min_length=1, max_length=500)
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        given = [name for name in ("reward", "text", "failure") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise wrong_field(given[1], getattr(self, given[1]), f"Leave it or {given[0]} out.")
+        return self
+
+
 class SessionSummary(_Answer):
     """A session without its tokens, as JSON.
 
@@ -84,7 +131,10 @@ class SessionSummary(_Answer):
         state: whether calls may still join.
         created: Unix time in seconds.
         metadata: what its maker said of it.
-        reward: what `finish` said, None for nothing.
+        reward: what `finish` said, on top of rewards before it; None for nothing.
+        text: the answer that `finish` gave to be graded.
+        failure: why there is no result, as `finish` said.
+        offer: see `OfferState`.
         cursor: place in the order of finishing, to list from; None while it is open.
         calls: recorded calls by kind.
         open_calls: calls that are not answered yet.
@@ -102,6 +152,9 @@ class SessionSummary(_Answer):
     created: int
     metadata: dict[str, str]
     reward: float | None
+    text: str | None = None
+    failure: str | None = None
+    offer: OfferState = "none"
     cursor: int | None
     calls: dict[str, int]
     open_calls: int
@@ -135,6 +188,22 @@ class SessionList(_Answer):
 
     object: Literal["list"] = "list"
     data: list[SessionSummary]
+
+
+class SessionTaken(_Answer):
+    """Answer to an agent that asks for work.
+
+    Attributes:
+        session: what it got; its id is the API key of the agent's calls. None: nothing came in
+            time.
+        task: see `SessionOffer`.
+        model: the name to ask for, if the agent wants to know.
+    """
+
+    object: Literal["session.taken"] = "session.taken"
+    session: SessionSummary | None = None
+    task: dict[str, Any] | None = None
+    model: str | None = None
 
 
 class SessionInterrupted(_Answer):

@@ -26,7 +26,8 @@ from services.router.http_app import RouterNode, build_http
 from services.router.listener.listening_socket import InheritedListeningSocket
 from services.router.placement.membership import TableSource
 from services.router.sharing.sharing import TableActorPoint
-from services.router.trajectories.sessions import Sessions, SharedSessions
+from services.router.trajectories.sessions import Sessions
+from services.router.trajectories.shared_sessions import SharedSessions
 
 _UNBOUNDED = 1_000_000
 # The calls of a session reach one router while the number of routers stays, which knows its

@@ -27,6 +27,7 @@ from services.router.http.openapi import describe_answers
 from services.router.http.proxy_forwarder import OPEN_PATHS, OWN_PORT, ProxyForwarder
 from services.router.http.response_endpoints import response_routes
 from services.router.http.session_endpoints import session_routes
+from services.router.http.session_keys import SessionKeys
 from services.router.http.status_endpoints import status_routes
 from services.router.listener.connection_bound import bounded
 from services.router.listener.listener import Listener
@@ -35,7 +36,8 @@ from services.router.placement.membership import TableSource
 from services.router.placement.reservations import Reservations
 from services.router.request.client_request import PATHS
 from services.router.sharing.sharing import ExchangePoint
-from services.router.trajectories.sessions import SessionRecords, Sessions
+from services.router.trajectories.sessions import Sessions
+from services.router.trajectories.shared_sessions import SessionRecords
 from services.router.upstream.external_backends import external_replicas
 from services.router.upstream.replicas import Replicas
 from services.router.upstream.upstream import Upstream
@@ -112,13 +114,15 @@ def build_http(
     app.state.replicas = replicas
     app.add_exception_handler(RequestFailed, _refused)
     app.add_exception_handler(HTTPException, _unserved)
-    _add_routes(app, replicas, external, sessions or Sessions(config))
+    sessions = sessions or Sessions(config)
+    _add_routes(app, replicas, external, sessions)
     # What is added last is first to see a request.
     open_paths: tuple[str, ...] = ("/", "/health")
     if node.proxy is not None and _may_forward(config):
         app.add_middleware(ProxyForwarder, config=config, proxy=node.proxy, draining=draining)
         open_paths += OPEN_PATHS
-    protect(app, config.access, service="router", open_paths=open_paths)
+    guests = SessionKeys(sessions)
+    protect(app, config.access, service="router", open_paths=open_paths, guests=guests)
     if config.access_log:
         log = AccessLog(config.access_log)
         app.add_middleware(LoggedApp, log=log, quiet_paths=("/health",))

@@ -9,7 +9,8 @@ from services.protocol.errors import NotReady
 from services.protocol.router import SESSION_HEADER
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed
-from services.router.trajectories.sessions import Sessions, SharedSessions
+from services.router.trajectories.sessions import Sessions
+from services.router.trajectories.shared_sessions import SharedSessions
 
 CONFIG = RouterConfig(replicas=2)
 

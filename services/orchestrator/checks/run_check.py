@@ -160,7 +160,7 @@ def _of_rollout(run: RunConfig, facts: DeploymentFacts) -> Iterator[InvalidInput
 
 
 def _of_orchestrator(run: RunConfig, facts: DeploymentFacts) -> Iterator[InvalidInput]:
-    for environment in filter(None, run.environments):
+    for environment in run.environment_files:
         if facts.environments is False:
             fix = (
                 "This deployment runs no code of run files: set `environments: true` in the "
@@ -240,7 +240,7 @@ def check_environments(run: RunConfig) -> None:
     Raises:
         InvalidInput: the first of them.
     """
-    for environment in filter(None, run.environments):
+    for environment in run.environment_files:
         path = environment.rpartition(":")[0]
         if not os.path.isabs(path) or not os.path.isfile(path):
             fix = "Name a file that is there where the orchestrator runs, by its absolute path."

@@ -12,6 +12,7 @@ from typing import Any
 from services.observability.log import Log
 from services.orchestrator.rollout.rollout import RolloutFailed
 from services.protocol.errors import InvalidInput
+from services.protocol.session import SessionSummary
 from services.side_by_side import cancel
 
 _START_S = 300.0
@@ -66,6 +67,14 @@ class EnvironmentProcess:
             raise InvalidInput("environment", self._name, fix)
         self._process, self._worker = process, int(answer["worker"])
         self._reader = asyncio.create_task(self._read(process), name="environment")
+
+    def offer(self, episode: dict[str, Any]) -> None:
+        """Its sessions are its own."""
+
+    @staticmethod
+    def given_up(seen: SessionSummary | None) -> str:
+        """See `EpisodePlayer`."""
+        return "environment_stalled"
 
     async def run(self, episode: dict[str, Any]) -> dict[str, Any]:
         """One episode's `{"reward": number}` or `{"text": text}`.

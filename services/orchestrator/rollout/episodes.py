@@ -1,18 +1,18 @@
-"""Sample groups of episodes: a user's environment talks with the policy in recorded sessions."""
+"""Sample groups of episodes: a user's environment, or an agent outside, talks with the policy in
+recorded sessions."""
 
 import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import aiohttp
 
 from services.http.api_key import key_header
 from services.observability.log import Log
 from services.orchestrator.config import OrchestratorConfig
-from services.orchestrator.rollout.environment_process import EnvironmentProcess
 from services.orchestrator.rollout.limits import LimitReached, RolloutLimits, limited
 from services.orchestrator.rollout.rollout import (
     WHOLE_DISTRIBUTION,
@@ -25,11 +25,42 @@ from services.orchestrator.rollout.router_calls import interrupt_session
 from services.orchestrator.rollout.session_client import SessionClient
 from services.protocol.reward.reward_service import Score, Verdict
 from services.protocol.router import SESSION_HEADER
+from services.protocol.session import SessionOffer, SessionSummary
 from services.side_by_side import cancel, running
 
 _LOOKS = 4
 """At the session of an episode, within the time that it may be without progress."""
 _log = Log("orchestrator")
+
+
+class EpisodePlayer(Protocol):
+    """Plays single episodes."""
+
+    async def start(self) -> None:
+        """Be ready to play.
+
+        Raises:
+            InvalidInput: it cannot.
+        """
+
+    async def close(self) -> None:
+        """End what is still played."""
+
+    def offer(self, episode: dict[str, Any]) -> SessionOffer | None:
+        """What the episode's session is made for, if others play it."""
+
+    async def run(self, episode: dict[str, Any]) -> dict[str, Any]:
+        """Play one episode to its `{"reward": number}`, `{"text": text}` for the task's grader, or
+        `{}` if the grader shall have its last answer.
+
+        It has no deadline; a cancelled call ends the episode.
+
+        Raises:
+            RolloutFailed: it has neither.
+        """
+
+    def given_up(self, seen: SessionSummary | None) -> str:
+        """Why an episode without progress ended, by its session as it was last seen."""
 
 
 class EpisodeSampler:
@@ -40,29 +71,29 @@ class EpisodeSampler:
     """
 
     def __init__(
-        self, config: OrchestratorConfig, *, environment: str, model: str, run_id: str
+        self, config: OrchestratorConfig, *, player: EpisodePlayer, model: str, run_id: str
     ) -> None:
         self._config = config
         self._model = model
         self._run_id = run_id
         self._key = config.router_key
         self._headers = key_header(self._key)
-        self._process = EnvironmentProcess(environment)
+        self._player = player
         self._slots = asyncio.Semaphore(config.max_connections)
         self._running: set[asyncio.Task[RolloutFailed | None]] = set()
         self._http: aiohttp.ClientSession | None = None
         self._open: dict[str, set[str]] = {}
 
     async def __aenter__(self) -> "EpisodeSampler":
-        """Start the environment's process."""
-        await self._process.start()
+        """Start its player."""
+        await self._player.start()
         self._http = aiohttp.ClientSession()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         """End it, once the sessions of open episodes are closed."""
         await cancel(*self._running)
-        await self._process.close()
+        await self._player.close()
         if self._http is not None:
             await self._http.close()
 
@@ -133,14 +164,16 @@ class EpisodeSampler:
         assert self._http is not None
         assert request.task is not None
         sessions = SessionClient(self._http, self._config.router_url, self._headers)
-        session = await sessions.create({"rollout": request.session[-512:], "index": str(index)})
+        settings = self._settings(request, index)
+        metadata = {"rollout": request.session[-512:], "index": str(index)}
+        session = await sessions.create(metadata, self._player.offer(settings))
         failure: RolloutFailed | None = None
         outcome: dict[str, Any] = {}
         self._open.setdefault(request.session, set()).add(session)
         try:
             try:
                 limits = replace(request.limits, total_s=_left(deadline))
-                episode = self._order(request, index, session, limits)
+                episode = settings | self._order(request, session, limits)
                 outcome = await self._played(episode, session, replace(request, limits=limits))
             except RolloutFailed as error:
                 failure = error
@@ -150,8 +183,10 @@ class EpisodeSampler:
             await sessions.delete(session)
         if failure is None and not trajectories:
             failure = _nothing(unrecorded)
+        if failure is None and not outcome:
+            outcome = {"text": trajectories[-1].text}
         if failure is None and "text" in outcome and request.task.grader is None:
-            problem = "rollout returned a text, and the task has no grader for it"
+            problem = "the episode has no reward, and its task no grader"
             failure = RolloutFailed("environment_result", problem)
         for trajectory in trajectories:
             if failure is None and "text" in outcome:
@@ -164,31 +199,40 @@ class EpisodeSampler:
         self, episode: dict[str, Any], session: str, request: RolloutRequest
     ) -> dict[str, Any]:
         """The outcome of an episode, within its limits."""
+        seen: list[SessionSummary] = []
         try:
             async with limited(request.limits) as progressed:
-                async with running(self._watch(session, request, progressed), name="episode_watch"):
-                    return await self._process.run(episode)
+                watch = self._watch(session, request, progressed, seen)
+                async with running(watch, name="episode_watch"):
+                    return await self._player.run(episode)
         except LimitReached as limit:
-            reason = "environment_timeout" if limit.reason == "deadline" else "environment_stalled"
+            last = seen[-1] if seen else None
+            late = limit.reason == "deadline"
+            reason = "environment_timeout" if late else self._player.given_up(last)
             raise RolloutFailed(reason, f"no result: {limit}") from None
 
     async def _watch(
-        self, session: str, request: RolloutRequest, progressed: Callable[[], None]
+        self,
+        session: str,
+        request: RolloutRequest,
+        progressed: Callable[[], None],
+        looks: list[SessionSummary],
     ) -> None:
         """Look at the episode's session now and then: a call that is open there, which the router
         ends by its own deadlines, or that is new is progress."""
         assert self._http is not None
         sessions = SessionClient(self._http, self._config.router_url, self._headers)
-        calls = 0
+        calls, offer = 0, "none"
         while True:
             await asyncio.sleep(request.limits.progress_s / _LOOKS)
             try:
                 seen = await sessions.activity(session)
             except RolloutFailed:  # the router is away, and so is any progress
                 continue
+            looks[:] = [seen]
             made = sum(seen.calls.values()) + seen.unrecorded_calls
-            if seen.open_calls or made != calls:
-                calls = made
+            if seen.open_calls or (made, seen.offer) != (calls, offer):
+                calls, offer = made, seen.offer
                 progressed()
                 request.progressed()
 
@@ -197,15 +241,11 @@ class EpisodeSampler:
         if not self._open[rollout]:
             del self._open[rollout]
 
-    def _order(
-        self, request: RolloutRequest, index: int, session: str, limits: RolloutLimits
-    ) -> dict[str, Any]:
+    def _settings(self, request: RolloutRequest, index: int) -> dict[str, Any]:
+        """What an episode is, and how the policy answers in it."""
         assert request.task is not None
         return {
             "task": request.task.model_dump(mode="json", exclude_unset=True),
-            "url": self._config.router_url,
-            "session": {SESSION_HEADER: session, **request.routing},
-            "api_key": self._key or "none",
             "fixed": {
                 "model": self._model,
                 "temperature": request.temperature,
@@ -213,6 +253,16 @@ class EpisodeSampler:
             },
             "max_tokens": request.max_tokens,
             "seed": sampling_seed(request.seed, index),
+        }
+
+    def _order(
+        self, request: RolloutRequest, session: str, limits: RolloutLimits
+    ) -> dict[str, Any]:
+        """Where it is played, and for how long."""
+        return {
+            "url": self._config.router_url,
+            "session": {SESSION_HEADER: session, **request.routing},
+            "api_key": self._key or "none",
             "timeout_s": limits.total_s,
             "sandbox_timeout_s": limits.longest_quiet_s,
         }

@@ -5,9 +5,12 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any, Protocol, Self
 
 from services.orchestrator.config import OrchestratorConfig
-from services.orchestrator.rollout.episodes import EpisodeSampler
+from services.orchestrator.rollout.environment_process import EnvironmentProcess
+from services.orchestrator.rollout.episodes import EpisodePlayer, EpisodeSampler
+from services.orchestrator.rollout.outside_agents import OutsideAgents
 from services.orchestrator.rollout.rollout import Arrived, RolloutClient, RolloutRequest, Sampler
 from services.protocol.run.orchestrator import RunConfig
+from services.protocol.run.task import OUTSIDE
 
 
 class RunSampler(Sampler, AbstractAsyncContextManager[Any], Protocol):
@@ -56,4 +59,8 @@ def _sampler(
 ) -> RunSampler:
     if environment is None:
         return RolloutClient(config, model=run.model)
-    return EpisodeSampler(config, environment=environment, model=run.model, run_id=run_id)
+    outside = environment == OUTSIDE
+    player: EpisodePlayer = (
+        OutsideAgents(config, run_id) if outside else EnvironmentProcess(environment)
+    )
+    return EpisodeSampler(config, player=player, model=run.model, run_id=run_id)

@@ -7,7 +7,13 @@ from pydantic import ValidationError
 
 from services.orchestrator.failures import one_line
 from services.orchestrator.rollout.rollout import RolloutFailed
-from services.protocol.session import SessionFields, SessionSummary, SessionTrajectory
+from services.protocol.session import (
+    SessionFields,
+    SessionList,
+    SessionOffer,
+    SessionSummary,
+    SessionTrajectory,
+)
 from services.protocol.trajectory import Trajectory
 
 _ANSWER_S = 30.0
@@ -21,13 +27,16 @@ class SessionClient:
         self._url = f"{url}/v1/sessions"
         self._headers = headers
 
-    async def create(self, metadata: dict[str, str]) -> str:
-        """A new session's id.
+    async def create(self, metadata: dict[str, str], offer: SessionOffer | None = None) -> str:
+        """A new session's id; with an offer agents outside can take it.
 
         Raises:
             RolloutFailed: the router does not make one.
         """
-        answer = await self._call("POST", "", {"metadata": metadata})
+        body: dict[str, Any] = {"metadata": metadata}
+        if offer is not None:
+            body["offer"] = offer.model_dump(mode="json")
+        answer = await self._call("POST", "", body)
         return str(answer["id"])
 
     async def finish(self, session: str) -> tuple[list[Trajectory], int]:
@@ -62,6 +71,19 @@ class SessionClient:
         except ValidationError as error:
             raise RolloutFailed("bad_session", one_line(repr(error))) from error
 
+    async def finished(self, after: int, *, wait_s: float) -> list[SessionSummary]:
+        """Sessions that finished after a cursor; waits for one if there is none.
+
+        Raises:
+            RolloutFailed: the router does not say.
+        """
+        query = f"?state=finished&after={after}&limit=1000&wait_s={wait_s:g}"
+        answer = await self._call("GET", query, None, extra_s=wait_s)
+        try:
+            return SessionList.model_validate(answer).data
+        except ValidationError as error:
+            raise RolloutFailed("bad_session", one_line(repr(error))) from error
+
     async def delete(self, session: str) -> None:
         """Delete a session; the router expires it by itself if this call fails."""
         try:
@@ -69,14 +91,16 @@ class SessionClient:
         except RolloutFailed:
             return
 
-    async def _call(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
+    async def _call(
+        self, method: str, path: str, body: dict[str, Any] | None, *, extra_s: float = 0.0
+    ) -> Any:
         try:
             async with self._http.request(
                 method,
                 self._url + path,
                 json=body,
                 headers=self._headers,
-                timeout=aiohttp.ClientTimeout(total=_ANSWER_S),
+                timeout=aiohttp.ClientTimeout(total=_ANSWER_S + extra_s),
             ) as response:
                 if response.status != 200:
                     reason = f"session_http_{response.status}"

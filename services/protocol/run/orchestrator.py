@@ -9,7 +9,7 @@ from services.protocol.run.algorithm import AlgorithmConfig
 from services.protocol.run.algorithm_preset import fill_in_run
 from services.protocol.run.evaluation import DEFAULT_SET, Evaluation, EvaluationConfig
 from services.protocol.run.schedule import ScheduleConfig
-from services.protocol.run.task import CurriculumConfig, TaskSource
+from services.protocol.run.task import ENVIRONMENT, OUTSIDE, CurriculumConfig, TaskSource
 from services.protocol.run.tracker import TrackerConfig
 from services.protocol.strict import StrictModel, wrong_field
 
@@ -58,8 +58,9 @@ class RunConfig(StrictModel):
         rollout_progress_timeout_s: longest that the rollout of a group may be without progress,
             seconds: without a new token or answer, an open or new call of an environment, or a
             place in the router's queue, whose waits have deadlines of their own.
-        environment: `file.py:function` of an own `async def rollout(client, task)`, in place
-            of one answer a trajectory; a relative path counts from the run file.
+        environment: in place of one answer a trajectory: `file.py:function` of an own
+            `async def rollout(client, task)`, where a relative path counts from the run file; or
+            `external`, for agents outside that take sessions and finish them.
         curriculum: prefer tasks by their pass rate; None takes all alike.
         trackers: `tensorboard`, `wandb`, `mlflow`, by name or with options: where the figures
             of `metrics.jsonl` go as well.
@@ -76,7 +77,7 @@ class RunConfig(StrictModel):
     group_size: int = Field(ge=1)
     rollout_timeout_s: float | None = Field(default=None, gt=0)
     rollout_progress_timeout_s: float = Field(default=600.0, gt=0)
-    environment: str | None = Field(default=None, pattern=r"^.+\.py:[A-Za-z_]\w*$")
+    environment: str | None = Field(default=None, pattern=ENVIRONMENT)
     schedule: ScheduleConfig = ScheduleConfig()
     sampling: SamplingConfig = SamplingConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
@@ -119,6 +120,11 @@ class RunConfig(StrictModel):
     def environment_of(self, source: TaskSource) -> str | None:
         """The environment of a source's tasks: its own, else the run's."""
         return source.environment or self.environment
+
+    @property
+    def environment_files(self) -> list[str]:
+        """Those of the environments that are code."""
+        return [name for name in self.environments if name not in (None, OUTSIDE)]
 
     @property
     def environments(self) -> list[str | None]:

@@ -31,6 +31,12 @@ class Message(StrictModel):
     tool_calls: list[dict[str, Any]] | None = None
 
 
+OUTSIDE = "external"
+"""The environment of tasks that agents outside play."""
+
+ENVIRONMENT = rf"^(?:{OUTSIDE}|.+\.py:[A-Za-z_]\w*)$"
+
+
 class Task(StrictModel):
     """One prompt and how its answers are graded.
 
@@ -111,7 +117,7 @@ class TaskSource(StrictModel):
     weight: float = Field(default=1.0, gt=0)
     columns: dict[str, str] = Field(default={})
     grader: Grader | None = None
-    environment: str | None = Field(default=None, pattern=r"^.+\.py:[A-Za-z_]\w*$")
+    environment: str | None = Field(default=None, pattern=ENVIRONMENT)
     stream: bool = False
 
     @model_validator(mode="after")

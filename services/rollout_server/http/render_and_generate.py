@@ -12,6 +12,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import msgspec
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
@@ -28,6 +29,7 @@ from vllm.entrypoints.scale_out.token_in_token_out.protocol import GenerateReque
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.entrypoints.serve.utils.api_utils import with_cancellation
+from vllm.sampling_params import SamplingParams
 
 from services.protocol.rollout_server import (
     HISTORY_DEPENDENT,
@@ -70,6 +72,8 @@ def prepare(rendered: GenerateRequest, order: GenerationOrder) -> GenerateReques
     For completions one alternative more is asked for: generate counts the sampled token as one
     of them, even when it is none of the best.
     """
+    if order.fixed is not None:
+        rendered.sampling_params = _fixed(rendered.sampling_params, order.fixed)
     params = rendered.sampling_params
     parses = order.offers_tools or rendered.reasoning_parser_kwargs is not None
     if params.logprobs is None:
@@ -89,6 +93,12 @@ def prepare(rendered: GenerateRequest, order: GenerationOrder) -> GenerateReques
     rendered.stream = order.interval is None or (params.max_tokens or 0) > order.interval
     rendered.stream_options = StreamOptions(include_usage=True) if rendered.stream else None
     return rendered
+
+
+def _fixed(params: SamplingParams, fixed: dict[str, Any]) -> SamplingParams:
+    most = fixed["max_tokens"]
+    changes = {**fixed["sampling"], "max_tokens": min(params.max_tokens or most, most)}
+    return msgspec.structs.replace(params, **changes)
 
 
 async def _answer(request: Request) -> Response:

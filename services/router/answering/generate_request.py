@@ -24,6 +24,9 @@ def generate_request(
     params = dict(ask.body["sampling_params"])
     if params.get("max_tokens") is None:
         params["max_tokens"] = max(1, reservation.max_model_len - len(ask.body["token_ids"]))
+    if ask.fixed is not None:
+        params |= ask.fixed.sampling
+        params["max_tokens"] = min(params["max_tokens"], ask.fixed.max_tokens)
     if logprobs and params.get("logprobs") is None:
         params["logprobs"] = 0
     if ask.stream and params.get("seed") is None and any(map(params.get, HISTORY_DEPENDENT)):

@@ -4,7 +4,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from copy import copy
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Literal
 
 from services.protocol.rollout_server import GenerationOrder
@@ -193,6 +193,7 @@ class OpenRequest:
             offers_tools=ask.offers_tools,
             logprobs=self._keep_logprobs,
             interval=self._interval,
+            fixed=asdict(ask.fixed) if ask.fixed is not None else None,
         )
 
     def _rendered(self, request: dict[str, Any]) -> None:

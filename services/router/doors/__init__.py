@@ -6,7 +6,7 @@ from services.router.doors.messages import MessagesDoor
 from services.router.doors.openai_answers import OpenAIDoor
 from services.router.doors.responses import ResponsesDoor
 from services.router.request.client_request import Endpoint
-from services.router.trajectories.sessions import SessionRecords
+from services.router.trajectories.shared_sessions import SessionRecords
 
 
 def door_of(endpoint: Endpoint, sessions: SessionRecords) -> Door:

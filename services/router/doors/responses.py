@@ -9,7 +9,7 @@ from services.router.doors.door import AnswerWriter, event, named
 from services.router.doors.openai_answers import OpenAIAnswers
 from services.router.doors.response_items import ItemEvents, Tools, item_of
 from services.router.errors import RequestFailed, bad_request
-from services.router.trajectories.sessions import SessionRecords
+from services.router.trajectories.shared_sessions import SessionRecords
 
 _EARLIER = "previous_response_id"
 _TOLD = ("instructions", "metadata", "reasoning", "text", "user", "max_tool_calls", "prompt")

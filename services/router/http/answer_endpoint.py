@@ -32,7 +32,7 @@ from services.router.http.progress_comments import commented
 from services.router.request.client_request import ClientRequest, Endpoint
 from services.router.request.trace_context import TRACE, trace_headers
 from services.router.trajectories.session_call import SessionCall
-from services.router.trajectories.sessions import SessionRecords
+from services.router.trajectories.shared_sessions import SessionRecords
 from services.router.upstream.replicas import Replicas
 
 _LOG = Log("router")
@@ -145,6 +145,7 @@ class AnswerEndpoint:
                 )
                 record.ask = ask
                 async with SessionCall(self._sessions, ask.session) as call:
+                    record.ask = ask = ask.under(call.fixed)
                     if ask.model in self._external_models:
                         passing = PassThrough(ask, None, self._external)
                         await self._pass_on(passing, answer, record)

@@ -6,7 +6,7 @@ from fastapi import APIRouter
 
 from services.http.openapi import ERRORS
 from services.router.errors import bad_request
-from services.router.trajectories.sessions import SessionRecords
+from services.router.trajectories.shared_sessions import SessionRecords
 
 
 def response_routes(sessions: SessionRecords) -> APIRouter:

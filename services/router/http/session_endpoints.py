@@ -11,20 +11,24 @@ from services.http.json_body import read_body
 from services.http.openapi import ERRORS, json_body
 from services.protocol.session import (
     SessionDeleted,
+    SessionEnding,
     SessionFields,
     SessionInterrupted,
     SessionList,
+    SessionOffer,
     SessionState,
     SessionSummary,
+    SessionTaken,
 )
 from services.protocol.strict import StrictModel, first_problem
 from services.router.errors import RequestFailed, bad_request
 from services.router.http.answer_endpoint import parsed
 from services.router.http.openapi import query
 from services.router.placement.interruptions import Interruptions
-from services.router.trajectories.sessions import SessionRecords
+from services.router.trajectories.shared_sessions import SessionRecords
 
-_MAX_BODY_BYTES = 64 * 1024
+_MAX_BODY_BYTES = 2 * 1024 * 1024
+"""Of an offer with its task, or a text to grade."""
 _Model = TypeVar("_Model", bound=StrictModel)
 
 
@@ -34,13 +38,31 @@ class _NewSession(StrictModel):
     metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] = (
         Field(default={}, max_length=16)
     )
+    offer: SessionOffer | None = None
 
 
-class _Finish(StrictModel):
+class _Take(StrictModel):
+    """Body of POST /v1/sessions/take."""
+
+    run: str | None = None
+    wait_s: float = Field(default=0.0, ge=0)
+
+
+class _Reward(StrictModel):
+    """Body of POST /v1/sessions/{id}/rewards."""
+
+    reward: float
+
+
+class _Finish(SessionEnding):
     """Body of POST /v1/sessions/{id}/finish."""
 
-    reward: float | None = None
     return_trajectories: bool = False
+
+    @property
+    def ending(self) -> SessionEnding:
+        """What it says of the session."""
+        return SessionEnding(reward=self.reward, text=self.text, failure=self.failure)
 
 
 class _Interrupt(StrictModel):
@@ -88,7 +110,19 @@ def session_routes(
     async def make(request: Request) -> Response:
         """Make a session; its id goes into the session header of every call."""
         asked = _checked(_NewSession, await _body(request, read_s))
-        return _json(await sessions.create(asked.metadata))
+        return _json(await sessions.create(asked.metadata, asked.offer))
+
+    @routes.post("/take", response_model=SessionTaken, openapi_extra=_body_of(_Take))
+    async def take(request: Request) -> Response:
+        """Give an agent the oldest session that is offered; wait for one if asked to."""
+        asked = _checked(_Take, await _body(request, read_s))
+        return _json(await sessions.take(asked.run, asked.wait_s))
+
+    @routes.post("/{name}/rewards", response_model=SessionSummary, openapi_extra=_body_of(_Reward))
+    async def reward(name: str, request: Request) -> Response:
+        """Count a reward before the end, as for a turn; the session's is the sum."""
+        asked = _checked(_Reward, await _body(request, read_s))
+        return _json(await sessions.add_reward(name, asked.reward))
 
     @routes.get("", response_model=SessionList, openapi_extra=chosen_by)
     async def listing(request: Request) -> Response:
@@ -107,9 +141,10 @@ def session_routes(
         "/{name}/finish", response_model=SessionSummary | SessionFields, openapi_extra=ended_by
     )
     async def finish(name: str, request: Request) -> Response:
-        """Close a session, with or without a reward; again, it changes nothing."""
+        """Close a session, with a reward, a text to grade, a failure, or nothing to say; again,
+        it changes nothing."""
         asked = _checked(_Finish, await _body(request, read_s))
-        finished = await sessions.finish(name, asked.reward)
+        finished = await sessions.finish(name, asked.ending)
         forget_home(name)
         if asked.return_trajectories:
             return await _whole(await sessions.get(name))

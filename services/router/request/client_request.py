@@ -7,13 +7,15 @@ what no token journal can answer, the replica answers by itself (`pass_through`)
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ValidationError
 
 from services.protocol.router import RETURN_TRAJECTORY, SESSION_HEADER, STREAM_BY, StreamBy
+from services.protocol.session import SESSION_PREFIX
 from services.router.errors import bad_request, unreadable_body
+from services.router.request.fixed_settings import FixedSettings
 from services.router.request.needs import Needs
 
 Endpoint = Literal["chat", "tokens", "completions", "messages", "responses", "generate"]
@@ -101,6 +103,7 @@ class ClientRequest:
         top_logprobs: how many alternatives per token it asked for.
         unjournaled: the field that only the replica itself can answer, None if there is none.
         needs: what it needs of a replica, and its place in the line.
+        fixed: settings of its session that hold in place of its own.
     """
 
     endpoint: Endpoint
@@ -120,6 +123,14 @@ class ClientRequest:
     top_logprobs: int
     unjournaled: str | None
     needs: Needs
+    fixed: FixedSettings | None = None
+
+    def under(self, fixed: FixedSettings | None) -> Self:
+        """The same with the settings of its session."""
+        if fixed is None:
+            return self
+        body = {**self.body, "model": fixed.model}
+        return replace(self, model=fixed.model, body=body, fixed=fixed)
 
     @property
     def path(self) -> str:
@@ -190,7 +201,7 @@ class ClientRequest:
         options = (stream and read.stream_options) or _StreamOptions()
         asked = read.logprobs
         top = asked if endpoint in ("completions", "generate") else read.top_logprobs
-        session = headers.get(SESSION_HEADER) or None
+        session = headers.get(SESSION_HEADER) or session_key(headers)
         if len(session or "") > _MAX_SESSION:
             message = f"{SESSION_HEADER} is longer than {_MAX_SESSION} characters"
             raise bad_request(message, SESSION_HEADER)
@@ -214,6 +225,13 @@ class ClientRequest:
             unjournaled=unjournaled,
             needs=Needs.of(body, headers, flow=caller or session or ""),
         )
+
+
+def session_key(headers: Mapping[str, str]) -> str | None:
+    """The session whose id a client shows as its API key, None if it shows another or none."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    shown = token if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+    return shown.strip() if shown.strip().startswith(SESSION_PREFIX) else None
 
 
 def _answer_id(endpoint: Endpoint, name: str) -> str:

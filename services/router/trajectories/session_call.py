@@ -7,7 +7,8 @@ from typing import Self
 
 from services.router.answering.journal import Piece
 from services.router.answering.open_request import OpenRequest
-from services.router.trajectories.sessions import SessionRecords
+from services.router.request.fixed_settings import FixedSettings
+from services.router.trajectories.shared_sessions import SessionRecords
 from services.router.trajectories.trajectory_tree import History, RecordedCall, RecordedChoice
 
 
@@ -19,14 +20,20 @@ class SessionCall:
 
     Raises:
         RequestFailed: on entering, if the session takes no calls.
+
+    Attributes:
+        fixed: what holds for the call, whatever it says.
     """
 
     def __init__(self, sessions: SessionRecords, session: str | None) -> None:
         self._sessions, self._session = sessions, session
         self._number: int | None = None
+        self.fixed: FixedSettings | None = None
 
     async def __aenter__(self) -> Self:
-        self._number = await self._sessions.begin(self._session)
+        start = await self._sessions.begin(self._session)
+        if start is not None:
+            self._number, self.fixed = start.number, start.fixed
         return self
 
     async def __aexit__(

@@ -10,15 +10,32 @@ from services.protocol.router import SESSION_HEADER
 from services.protocol.session import (
     SESSION_PREFIX,
     CallKind,
+    SessionEnding,
+    SessionOffer,
     SessionState,
     SessionSummary,
 )
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed
+from services.router.request.fixed_settings import FixedSettings
 from services.router.trajectories.trajectory_tree import RecordedCall, TrajectoryTree
 
 _LONGEST_CALL_S = 24 * 3600.0
+_SEEDS = 1 << 31
 DropReason = Literal["idle", "sessions", "tokens"]
+
+
+@dataclass(frozen=True)
+class CallStart:
+    """A call of a recorded session has begun.
+
+    Attributes:
+        number: the call's.
+        fixed: what holds for it, whatever it says; None: nothing.
+    """
+
+    number: int
+    fixed: FixedSettings | None
 
 
 @dataclass(kw_only=True, eq=False)
@@ -29,7 +46,13 @@ class Session:
     created: int
     metadata: dict[str, str]
     used: float
+    offer: SessionOffer | None = None
+    taken: bool = False
+    begun: int = 0
+    earned: float | None = None
     reward: float | None = None
+    text: str | None = None
+    failure: str | None = None
     cursor: int | None = None
     calls: Counter[CallKind] = field(default_factory=Counter)
     open: dict[int, float] = field(default_factory=dict)
@@ -41,6 +64,17 @@ class Session:
         """Whether it takes calls."""
         return "open" if self.cursor is None else "finished"
 
+    def fixed(self) -> FixedSettings | None:
+        """What holds for its newest call."""
+        if self.offer is None:
+            return None
+        seed = (self.offer.seed + self.begun - 1) % _SEEDS
+        return FixedSettings(
+            model=self.offer.model,
+            max_tokens=self.offer.max_tokens,
+            sampling={**self.offer.sampling, "seed": seed},
+        )
+
     def summary(self) -> SessionSummary:
         """The session without its tokens."""
         return SessionSummary(
@@ -49,6 +83,9 @@ class Session:
             created=self.created,
             metadata=self.metadata,
             reward=self.reward,
+            text=self.text,
+            failure=self.failure,
+            offer="none" if self.offer is None else "taken" if self.taken else "waiting",
             cursor=self.cursor,
             calls={str(kind): count for kind, count in self.calls.items()},
             open_calls=len(self.open),
@@ -73,6 +110,7 @@ class SessionStore:
         self._config = config
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._finished: OrderedDict[int, Session] = OrderedDict()
+        self._offers: OrderedDict[str, Session] = OrderedDict()  # that nobody has taken
         self._last_cursor, self._last_call = 0, 0
         self.tokens = 0
         self.dropped: Counter[DropReason] = Counter()
@@ -81,12 +119,20 @@ class SessionStore:
         return len(self._sessions)
 
     def create(
-        self, metadata: dict[str, str], *, now: float, wall: float, session_id: str | None = None
+        self,
+        metadata: dict[str, str],
+        *,
+        now: float,
+        wall: float,
+        session_id: str | None = None,
+        offer: SessionOffer | None = None,
     ) -> Session:
         """A new session, open, under an id of its own unless one is given."""
         name = session_id or SESSION_PREFIX + uuid.uuid4().hex
-        session = Session(id=name, created=int(wall), metadata=metadata, used=now)
+        session = Session(id=name, created=int(wall), metadata=metadata, used=now, offer=offer)
         self._sessions[name] = session
+        if offer is not None:
+            self._offers[name] = session
         self._drop_excess(now)
         return session
 
@@ -109,11 +155,8 @@ class SessionStore:
             raise RequestFailed(404, "session_not_found", message, param=SESSION_HEADER)
         return session
 
-    def begin(self, session: Session, *, now: float) -> int:
+    def begin(self, session: Session, *, now: float) -> CallStart:
         """A call of the session begins.
-
-        Returns:
-            The call's number.
 
         Raises:
             RequestFailed: 409 `session_finished`.
@@ -124,7 +167,8 @@ class SessionStore:
         self._last_call += 1
         session.open[self._last_call] = now
         self._use(session, now)
-        return self._last_call
+        session.begun += 1
+        return CallStart(self._last_call, session.fixed())
 
     def end(
         self, session_id: str, number: int, call: RecordedCall | None, *, now: float
@@ -149,20 +193,52 @@ class SessionStore:
         self._drop_excess(now)
         return kind
 
-    def finish(self, session: Session, reward: float | None, *, now: float, wall: float) -> None:
-        """Close a session; to finish it again, without another reward, changes nothing.
+    def take(self, run: str | None, *, now: float) -> Session | None:
+        """The oldest session that is offered, of one run or any; None if there is none."""
+        for session in self._offers.values():
+            assert session.offer is not None
+            if run in (None, session.offer.run):
+                del self._offers[session.id]
+                session.taken = True
+                self._use(session, now)
+                return session
+        return None
+
+    def add_reward(self, session: Session, reward: float, *, now: float) -> None:
+        """Count a reward of an open session.
 
         Raises:
-            RequestFailed: 409 `session_finished` with another reward.
+            RequestFailed: 409 `session_finished`.
         """
         if session.state == "finished":
-            if reward in (None, session.reward):
+            message = f"the session {session.id!r} is finished: its reward is {session.reward}"
+            raise RequestFailed(409, "session_finished", message, param="reward")
+        session.earned = reward + (session.earned or 0.0)
+        self._use(session, now)
+
+    def finish(self, session: Session, ending: SessionEnding, *, now: float, wall: float) -> None:
+        """Close a session; to finish it again, with the same or nothing to say, changes nothing.
+
+        Raises:
+            RequestFailed: 409 `session_finished` with another end.
+        """
+        total = ending.reward
+        if session.earned is not None and ending.failure is None and ending.text is None:
+            total = session.earned + (ending.reward or 0.0)
+        if session.state == "finished":
+            if ending == SessionEnding() or (total, ending.text, ending.failure) == (
+                session.reward,
+                session.text,
+                session.failure,
+            ):
                 return
             message = f"the session {session.id!r} is finished with reward {session.reward}"
             raise RequestFailed(409, "session_finished", message, param="reward")
+        self._offers.pop(session.id, None)
+        session.text, session.failure = ending.text, ending.failure
         # Cursors are milliseconds, made unique: a restarted router goes on above them.
         self._last_cursor = max(self._last_cursor + 1, int(wall * 1000))
-        session.cursor, session.reward = self._last_cursor, reward
+        session.cursor, session.reward = self._last_cursor, total
         self._finished[session.cursor] = session
         self._use(session, now)
 
@@ -179,6 +255,7 @@ class SessionStore:
     def delete(self, session: Session) -> None:
         """Forget a session that was read."""
         del self._sessions[session.id]
+        self._offers.pop(session.id, None)
         if session.cursor is not None:
             del self._finished[session.cursor]
         self.tokens -= session.tree.tokens

@@ -8,18 +8,20 @@ from typing import Any
 
 from services.observability.log import Log
 from services.observability.metrics import RouterMetrics
-from services.peers import RemoteService
-from services.protocol.errors import NotReady
 from services.protocol.router import SESSION_HEADER
 from services.protocol.session import (
     SESSION_PREFIX,
+    SessionEnding,
     SessionFields,
+    SessionOffer,
     SessionState,
     SessionSummary,
+    SessionTaken,
 )
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed, bad_request
-from services.router.trajectories.session_store import Session, SessionStore
+from services.router.trajectories.news import News
+from services.router.trajectories.session_store import CallStart, Session, SessionStore
 from services.router.trajectories.stored_responses import StoredResponses
 from services.router.trajectories.trajectory_tree import RecordedCall, Turn
 
@@ -44,14 +46,11 @@ class Sessions:
             max_bytes=config.max_stored_response_mb << 20,
             idle_s=config.session_idle_s,
         )
-        self._news = asyncio.Event()
+        self._news, self._offered = News(), News()
         self._counted: dict[str, int] = {}
 
-    async def begin(self, name: str | None) -> int | None:
-        """A call that names a session begins.
-
-        Returns:
-            The call's number in a recorded session, None if it is not recorded.
+    async def begin(self, name: str | None) -> CallStart | None:
+        """A call that names a session begins; None if the session is not recorded.
 
         Raises:
             RequestFailed: 404 `session_not_found`, 409 `session_finished`, 400 for a name
@@ -79,9 +78,37 @@ class Sessions:
         RouterMetrics.session_calls.inc(tags={"kind": kind or "unrecorded"})
         self._show()
 
-    async def create(self, metadata: dict[str, str]) -> SessionSummary:
-        """Make a session."""
-        return self._create(metadata, None).summary()
+    async def create(
+        self, metadata: dict[str, str], offer: SessionOffer | None = None
+    ) -> SessionSummary:
+        """Make a session, for an agent outside if there is an offer."""
+        session = self._create(metadata, None, offer)
+        if offer is not None:
+            self._offered.tell()
+        return session.summary()
+
+    async def take(self, run: str | None, wait_s: float) -> SessionTaken:
+        """Give the oldest offered session, of one run or any, to an agent that asks for work."""
+
+        def taken() -> SessionTaken | None:
+            session = self._store.take(run, now=time.monotonic())
+            if session is None:
+                return None
+            assert session.offer is not None
+            offer = session.offer
+            return SessionTaken(session=session.summary(), task=offer.task, model=offer.model)
+
+        return await self._offered.wait_for(taken, self._bounded(wait_s)) or SessionTaken()
+
+    async def add_reward(self, name: str, reward: float) -> SessionSummary:
+        """Count a reward before the end of an open session.
+
+        Raises:
+            RequestFailed: 404 `session_not_found`, 409 if it is finished.
+        """
+        session = self._found(name)
+        self._store.add_reward(session, reward, now=time.monotonic())
+        return session.summary()
 
     async def get(self, name: str, first: int = 0, count: int | None = None) -> SessionFields:
         """A session with its trajectories, or with some of them.
@@ -107,16 +134,15 @@ class Sessions:
         # It takes seconds where there are many, and streams must not wait for that.
         return await asyncio.to_thread(read)
 
-    async def finish(self, name: str, reward: float | None) -> SessionSummary:
+    async def finish(self, name: str, ending: SessionEnding) -> SessionSummary:
         """Close a session.
 
         Raises:
-            RequestFailed: 404 `session_not_found`, 409 if it is finished with another reward.
+            RequestFailed: 404 `session_not_found`, 409 if it is finished with another end.
         """
         session = self._found(name)
-        self._store.finish(session, reward, now=time.monotonic(), wall=time.time())
-        self._news.set()
-        self._news = asyncio.Event()
+        self._store.finish(session, ending, now=time.monotonic(), wall=time.time())
+        self._news.tell()
         return session.summary()
 
     async def delete(self, name: str) -> None:
@@ -134,17 +160,13 @@ class Sessions:
         """Sessions of one state; if none has finished after the cursor, wait for one."""
         if state == "open":
             return [session.summary() for session in self._store.open_ones(limit)]
-        deadline = time.monotonic() + min(wait_s, self._config.session_poll_max_s)
-        while not (found := self._store.finished(after, limit)):
-            left = deadline - time.monotonic()
-            if left <= 0:
-                break
-            try:
-                async with asyncio.timeout(left):
-                    await self._news.wait()
-            except TimeoutError:
-                break
-        return [session.summary() for session in found]
+        found = await self._news.wait_for(
+            lambda: self._store.finished(after, limit), self._bounded(wait_s)
+        )
+        return [session.summary() for session in found or ()]
+
+    def _bounded(self, wait_s: float) -> float:
+        return min(wait_s, self._config.session_poll_max_s)
 
     async def keep_response(
         self, response: dict[str, Any], new: list[dict[str, Any]], earlier: str | None
@@ -177,9 +199,11 @@ class Sessions:
         self._responses.get(name, now=time.monotonic())
         self._responses.remove(name)
 
-    def _create(self, metadata: dict[str, str], name: str | None) -> Session:
+    def _create(
+        self, metadata: dict[str, str], name: str | None, offer: SessionOffer | None = None
+    ) -> Session:
         session = self._store.create(
-            metadata, now=time.monotonic(), wall=time.time(), session_id=name
+            metadata, now=time.monotonic(), wall=time.time(), session_id=name, offer=offer
         )
         self._show()
         return session
@@ -209,82 +233,3 @@ def _check_size(leaves: Sequence[Turn], bound: int) -> None:
         f"({bound}): read some at a time, with ?first=0&count={some} and so on"
     )
     raise RequestFailed(413, "session_too_large", message, param="count")
-
-
-class SharedSessions:
-    """The records as every one of several routers sees them; see `Sessions`.
-
-    Calls that need no record do not wait for it. A record that cannot be reached costs no client
-    an answer: the call is then counted as lost.
-    """
-
-    def __init__(self, config: RouterConfig, peer: RemoteService) -> None:
-        self._config, self._peer = config, peer
-
-    async def begin(self, name: str | None) -> int | None:
-        """See `Sessions`."""
-        if name is None:
-            return None
-        if not (self._config.record_sessions or name.startswith(SESSION_PREFIX)):
-            return None
-        return await self._ask("begin", name)
-
-    async def end(self, name: str, number: int, call: RecordedCall | None) -> None:
-        """See `Sessions`."""
-        try:
-            await self._peer.call("end", name, number, call, timeout_s=_ANSWER_S)
-        except NotReady as absence:
-            RouterMetrics.session_calls.inc(tags={"kind": "lost"})
-            _LOG.warning("session_call_lost", session=name, reason=str(absence))
-
-    async def create(self, metadata: dict[str, str]) -> SessionSummary:
-        """See `Sessions`."""
-        return await self._ask("create", metadata)
-
-    async def get(self, name: str, first: int = 0, count: int | None = None) -> SessionFields:
-        """See `Sessions`."""
-        return await self._ask("get", name, first, count)
-
-    async def finish(self, name: str, reward: float | None) -> SessionSummary:
-        """See `Sessions`."""
-        return await self._ask("finish", name, reward)
-
-    async def delete(self, name: str) -> None:
-        """See `Sessions`."""
-        await self._ask("delete", name)
-
-    async def listed(
-        self, state: SessionState, after: int, limit: int, wait_s: float
-    ) -> list[SessionSummary]:
-        """See `Sessions`."""
-        wait_s = min(wait_s, self._config.session_poll_max_s)
-        return await self._ask("listed", state, after, limit, wait_s, extra_s=wait_s)
-
-    async def keep_response(
-        self, response: dict[str, Any], new: list[dict[str, Any]], earlier: str | None
-    ) -> None:
-        """See `Sessions`."""
-        await self._ask("keep_response", response, new, earlier)
-
-    async def response(self, name: str) -> dict[str, Any]:
-        """See `Sessions`."""
-        return await self._ask("response", name)
-
-    async def response_items(self, name: str) -> list[dict[str, Any]]:
-        """See `Sessions`."""
-        return await self._ask("response_items", name)
-
-    async def delete_response(self, name: str) -> None:
-        """See `Sessions`."""
-        await self._ask("delete_response", name)
-
-    async def _ask(self, method: str, *args: Any, extra_s: float = 0.0) -> Any:
-        try:
-            return await self._peer.call(method, *args, timeout_s=_ANSWER_S + extra_s)
-        except NotReady as absence:
-            message = f"recorded sessions cannot be reached: {absence}"
-            raise RequestFailed(503, "sessions_unavailable", message, retry_after_s=1) from None
-
-
-SessionRecords = Sessions | SharedSessions
-"""The records in this process, or in one that several routers share."""

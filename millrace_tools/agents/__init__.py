@@ -1,0 +1,1 @@
+"""Agents outside of the cluster, which play the tasks of a run."""

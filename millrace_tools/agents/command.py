@@ -1,0 +1,121 @@
+"""`millrace agent-run`: start a program once for each episode that a run offers."""
+
+import argparse
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from rich.console import Console
+
+from millrace_tools.agents.episode import Episode
+from millrace_tools.agents.work import Offers, Work
+from millrace_tools.client.services_url import http_client
+from millrace_tools.command import SERVICES_URL, command, option
+from millrace_tools.output import print_line
+from services.protocol.errors import InvalidInput, NotReady
+
+_WAIT_S = 30.0
+_PAUSE_S = 1.0
+
+
+@command(
+    "agent-run",
+    SERVICES_URL,
+    option("--run", help="play the episodes of this run only"),
+    option("--parallel", type=int, default=8, help="programs at a time (8)"),
+    option("--timeout", type=float, default=3600.0, help="seconds of one episode (3600)"),
+    option("--episodes", type=int, help="end after so many"),
+    option("--idle", type=float, help="end when nothing was offered for so many seconds"),
+    option("--logs", type=Path, default=Path("agent-runs"), help="folder of the programs' output"),
+    option("program", nargs="+", metavar="PROGRAM", help="after --, with its arguments"),
+)
+def agent_run(arguments: argparse.Namespace, console: Console) -> int:
+    """Play a run's episodes with a program of your own.
+
+    Raises:
+        InvalidInput: an option cannot be used, or nothing answers.
+        NotReady: the router refuses or fails.
+    """
+    for name in ("parallel", "timeout", "episodes", "idle"):
+        value = getattr(arguments, name)
+        if value is not None and value <= 0:
+            raise InvalidInput(f"--{name}", value, "It must be above 0.")
+    with http_client(arguments.url, _WAIT_S) as http:
+        runner = Runner(arguments, Offers(http, arguments.url, arguments.run), console)
+        runner.run()
+    print_line(runner.summary(), console)
+    return 0
+
+
+class Runner:
+    """Takes sessions and plays them, several at a time."""
+
+    def __init__(self, arguments: argparse.Namespace, offers: Offers, console: Console) -> None:
+        self._arguments, self._offers, self._console = arguments, offers, console
+        self._lock, self._stopped = threading.Lock(), threading.Event()
+        self._left: int | None = arguments.episodes
+        self._taken_at = time.monotonic()
+        self._ended: Counter[str] = Counter()
+
+    def run(self) -> None:
+        """Play until there is no more to play, or the user interrupts it."""
+        with ThreadPoolExecutor(self._arguments.parallel, "episode") as threads:
+            workers = [threads.submit(self._work) for _ in range(self._arguments.parallel)]
+            try:
+                for worker in workers:
+                    worker.result()
+            finally:
+                self._stopped.set()
+
+    def summary(self) -> str:
+        """How the episodes ended."""
+        ended = ", ".join(f"{count} {how}" for how, count in sorted(self._ended.items()))
+        return f"episodes: {ended or 'none'}"
+
+    def _work(self) -> None:
+        while not self._stopped.is_set() and self._may_take():
+            try:
+                work = self._offers.take(min(_WAIT_S, self._arguments.idle or _WAIT_S))
+            except NotReady as away:
+                print_line(f"{away}; asking again", self._console, "dim")
+                self._stopped.wait(_PAUSE_S)
+                work = None
+            if work is None:
+                self._give_back()
+                continue
+            self._taken_at = time.monotonic()
+            self._count(self._played(work))
+
+    def _played(self, work: Work) -> str:
+        folder = self._arguments.logs / work.session
+        episode = Episode(work, self._arguments.program, url=self._url, folder=folder)
+        ending = episode.play(self._arguments.timeout)
+        known = self._offers.end(work.session, ending)
+        if "failure" in ending:
+            print_line(f"{work.session}: {ending['failure']} ({folder})", self._console, "dim")
+        return "failed" if "failure" in ending else "finished" if known else "ended elsewhere"
+
+    @property
+    def _url(self) -> str:
+        return str(self._arguments.url).rstrip("/")
+
+    def _may_take(self) -> bool:
+        idle = self._arguments.idle
+        with self._lock:
+            if idle is not None and time.monotonic() > self._taken_at + idle:
+                return False
+            if self._left is None:
+                return True
+            self._left -= 1
+            return self._left >= 0
+
+    def _give_back(self) -> None:
+        with self._lock:
+            if self._left is not None:
+                self._left += 1
+
+    def _count(self, how: str) -> None:
+        with self._lock:
+            self._ended[how] += 1

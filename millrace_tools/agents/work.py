@@ -1,0 +1,86 @@
+"""Sessions that a router offers, as an agent's runner takes and ends them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from millrace_tools.client.services_url import asks_for_key, nothing_answers
+from services.protocol.errors import NotReady
+
+_ANSWER_S = 30.0
+_UNAUTHORIZED, _GONE = 401, (404, 409)
+
+
+@dataclass(frozen=True)
+class Work:
+    """One episode to play.
+
+    Attributes:
+        session: its id, which is the API key of its calls.
+        task: all that the agent is told.
+        model: that answers.
+    """
+
+    session: str
+    task: dict[str, Any]
+    model: str
+
+    @property
+    def prompt(self) -> str:
+        """The task in words: its last message of a user."""
+        messages = self.task.get("messages") or ()
+        said = [one["content"] for one in messages if one.get("role") == "user"]
+        return str(said[-1]) if said else ""
+
+
+class Offers:
+    """The sessions of one router; used by several threads."""
+
+    def __init__(self, http: httpx.Client, url: str, run: str | None) -> None:
+        self._http, self._url, self._run = http, url, run
+
+    def take(self, wait_s: float) -> Work | None:
+        """The next session, None if there is none in time.
+
+        Raises:
+            InvalidInput: nothing answers.
+            NotReady: the router refuses or fails.
+        """
+        asked = {"run": self._run, "wait_s": wait_s}
+        taken = self._post("/v1/sessions/take", asked, wait_s).json()
+        if taken["session"] is None:
+            return None
+        return Work(taken["session"]["id"], taken["task"], taken["model"])
+
+    def end(self, session: str, ending: dict[str, Any]) -> bool:
+        """Tell how a session ended; False if it has ended without us.
+
+        Raises:
+            InvalidInput: nothing answers.
+            NotReady: the router refuses or fails.
+        """
+        try:
+            self._post(f"/v1/sessions/{session}/finish", ending, 0.0)
+        except _Gone:
+            return False
+        return True
+
+    def _post(self, path: str, body: dict[str, Any], wait_s: float) -> httpx.Response:
+        try:
+            answer = self._http.post(path, json=body, timeout=wait_s + _ANSWER_S)
+        except httpx.ConnectError:
+            raise nothing_answers(self._url) from None
+        except httpx.HTTPError as error:
+            raise NotReady(f"the router did not answer {path}: {error!r}") from None
+        if answer.status_code == _UNAUTHORIZED:
+            raise asks_for_key(self._url)
+        if answer.status_code in _GONE:
+            raise _Gone
+        if answer.status_code != httpx.codes.OK:
+            raise NotReady(f"the router answered {answer.status_code}: {answer.text[:300]}")
+        return answer
+
+
+class _Gone(Exception):
+    """The session has ended, or is not known any more."""

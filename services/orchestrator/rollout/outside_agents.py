@@ -1,0 +1,97 @@
+"""Episodes that agents outside play: they take sessions, and finish them."""
+
+import asyncio
+import time
+from contextlib import suppress
+from typing import Any
+
+import aiohttp
+
+from services.http.api_key import key_header
+from services.observability.log import Log
+from services.orchestrator.config import OrchestratorConfig
+from services.orchestrator.rollout.rollout import RolloutFailed
+from services.orchestrator.rollout.session_client import SessionClient
+from services.protocol.router import SESSION_HEADER
+from services.protocol.session import SessionOffer, SessionSummary
+from services.side_by_side import cancel
+
+_LOOK_S = 20.0
+_PAUSE_S = 1.0
+_BEFORE_S = 60.0
+"""Sessions that finished so long before the start are looked at: clocks of hosts differ."""
+
+_log = Log("orchestrator")
+
+
+class OutsideAgents:
+    """Plays episodes by having agents play them; see `EpisodePlayer`."""
+
+    def __init__(self, config: OrchestratorConfig, run_id: str) -> None:
+        self._config, self._run_id = config, run_id
+        self._open: dict[str, asyncio.Future[SessionSummary]] = {}
+        self._http: aiohttp.ClientSession | None = None
+        self._watcher: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin to look for sessions that agents have finished."""
+        self._http = aiohttp.ClientSession()
+        sessions = SessionClient(
+            self._http, self._config.router_url, key_header(self._config.router_key)
+        )
+        self._watcher = asyncio.create_task(self._watch(sessions), name="finished_sessions")
+
+    async def close(self) -> None:
+        """Stop looking."""
+        await cancel(self._watcher)
+        if self._http is not None:
+            await self._http.close()
+
+    def offer(self, episode: dict[str, Any]) -> SessionOffer:
+        """What an agent is told, and what its calls must be. Never how it will be graded."""
+        task = episode["task"]
+        sampling = {**episode["fixed"]}
+        told = {name: task[name] for name in ("task_id", "messages", "data") if name in task}
+        return SessionOffer(
+            task=told,
+            run=self._run_id,
+            model=sampling.pop("model"),
+            sampling=sampling,
+            max_tokens=episode["max_tokens"],
+            seed=episode["seed"],
+        )
+
+    async def run(self, episode: dict[str, Any]) -> dict[str, Any]:
+        """See `EpisodePlayer`; ends when an agent finishes the session."""
+        session = episode["session"][SESSION_HEADER]
+        finished = self._open[session] = asyncio.get_running_loop().create_future()
+        try:
+            ended = await finished
+        finally:
+            del self._open[session]
+        if ended.failure is not None:
+            raise RolloutFailed("agent_failed", ended.failure)
+        if ended.text is not None:
+            return {"text": ended.text}
+        return {} if ended.reward is None else {"reward": ended.reward}
+
+    @staticmethod
+    def given_up(seen: SessionSummary | None) -> str:
+        """Why an episode without progress ended, by its session as it was last seen."""
+        waits = seen is not None and seen.offer == "waiting"
+        return "agent_absent" if waits else "agent_abandoned"
+
+    async def _watch(self, sessions: SessionClient) -> None:
+        """Follow the order in which sessions finish, until cancelled."""
+        cursor = int(1000 * (time.time() - _BEFORE_S))
+        while True:
+            try:
+                ended = await sessions.finished(cursor, wait_s=_LOOK_S)
+            except RolloutFailed as away:
+                _log.warning("sessions_unreachable", run=self._run_id, reason=str(away))
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            for session in ended:
+                cursor = max(cursor, session.cursor or 0)
+                with suppress(KeyError, asyncio.InvalidStateError):
+                    self._open[session.id].set_result(session)

@@ -1,0 +1,38 @@
+"""Agents that show a session's id in place of an API key: for its calls, and to end it."""
+
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from services.protocol.router import SESSION_HEADER
+from services.protocol.session import SESSION_PREFIX
+from services.router.errors import RequestFailed
+from services.router.http.forwarded import PATHS as FORWARDED
+from services.router.request.client_request import PATHS
+from services.router.trajectories.shared_sessions import SessionRecords
+
+_ANY = frozenset((*PATHS.values(), *FORWARDED, "/v1/models"))
+
+
+class SessionKeys:
+    """Whether a request may pass; see `services.access.access_control.AccessControl`.
+
+    An id is made of 122 random bits, and known to the one that made the session, and to the agent.
+    """
+
+    def __init__(self, sessions: SessionRecords) -> None:
+        self._sessions = sessions
+
+    async def __call__(self, shown: str, scope: Scope) -> bool:
+        """A session that is here may be played and ended, and nothing else."""
+        if not shown.startswith(SESSION_PREFIX):
+            return False
+        own, path = f"/v1/sessions/{shown}", scope["path"]
+        if path not in (*_ANY, own, f"{own}/finish", f"{own}/rewards"):
+            return False
+        if Headers(scope=scope).get(SESSION_HEADER) not in (None, shown):
+            return False
+        try:
+            await self._sessions.get(shown, 0, 0)
+        except RequestFailed:
+            return False
+        return True

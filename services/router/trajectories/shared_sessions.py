@@ -1,0 +1,115 @@
+"""Recorded sessions in a process that several routers share."""
+
+from typing import Any
+
+from services.observability.log import Log
+from services.observability.metrics import RouterMetrics
+from services.peers import RemoteService
+from services.protocol.errors import NotReady
+from services.protocol.session import (
+    SESSION_PREFIX,
+    SessionEnding,
+    SessionFields,
+    SessionOffer,
+    SessionState,
+    SessionSummary,
+    SessionTaken,
+)
+from services.router.config import RouterConfig
+from services.router.errors import RequestFailed
+from services.router.trajectories.session_store import CallStart
+from services.router.trajectories.sessions import Sessions
+from services.router.trajectories.trajectory_tree import RecordedCall
+
+_LOG = Log("router")
+_ANSWER_S = 10.0
+
+
+class SharedSessions:
+    """The records as every one of several routers sees them; see `Sessions`.
+
+    Calls that need no record do not wait for it. A record that cannot be reached costs no client
+    an answer: the call is then counted as lost.
+    """
+
+    def __init__(self, config: RouterConfig, peer: RemoteService) -> None:
+        self._config, self._peer = config, peer
+
+    async def begin(self, name: str | None) -> CallStart | None:
+        """See `Sessions`."""
+        if name is None:
+            return None
+        if not (self._config.record_sessions or name.startswith(SESSION_PREFIX)):
+            return None
+        return await self._ask("begin", name)
+
+    async def end(self, name: str, number: int, call: RecordedCall | None) -> None:
+        """See `Sessions`."""
+        try:
+            await self._peer.call("end", name, number, call, timeout_s=_ANSWER_S)
+        except NotReady as absence:
+            RouterMetrics.session_calls.inc(tags={"kind": "lost"})
+            _LOG.warning("session_call_lost", session=name, reason=str(absence))
+
+    async def create(
+        self, metadata: dict[str, str], offer: SessionOffer | None = None
+    ) -> SessionSummary:
+        """See `Sessions`."""
+        return await self._ask("create", metadata, offer)
+
+    async def take(self, run: str | None, wait_s: float) -> SessionTaken:
+        """See `Sessions`."""
+        wait_s = min(wait_s, self._config.session_poll_max_s)
+        return await self._ask("take", run, wait_s, extra_s=wait_s)
+
+    async def add_reward(self, name: str, reward: float) -> SessionSummary:
+        """See `Sessions`."""
+        return await self._ask("add_reward", name, reward)
+
+    async def get(self, name: str, first: int = 0, count: int | None = None) -> SessionFields:
+        """See `Sessions`."""
+        return await self._ask("get", name, first, count)
+
+    async def finish(self, name: str, ending: SessionEnding) -> SessionSummary:
+        """See `Sessions`."""
+        return await self._ask("finish", name, ending)
+
+    async def delete(self, name: str) -> None:
+        """See `Sessions`."""
+        await self._ask("delete", name)
+
+    async def listed(
+        self, state: SessionState, after: int, limit: int, wait_s: float
+    ) -> list[SessionSummary]:
+        """See `Sessions`."""
+        wait_s = min(wait_s, self._config.session_poll_max_s)
+        return await self._ask("listed", state, after, limit, wait_s, extra_s=wait_s)
+
+    async def keep_response(
+        self, response: dict[str, Any], new: list[dict[str, Any]], earlier: str | None
+    ) -> None:
+        """See `Sessions`."""
+        await self._ask("keep_response", response, new, earlier)
+
+    async def response(self, name: str) -> dict[str, Any]:
+        """See `Sessions`."""
+        return await self._ask("response", name)
+
+    async def response_items(self, name: str) -> list[dict[str, Any]]:
+        """See `Sessions`."""
+        return await self._ask("response_items", name)
+
+    async def delete_response(self, name: str) -> None:
+        """See `Sessions`."""
+        await self._ask("delete_response", name)
+
+    async def _ask(self, method: str, *args: Any, extra_s: float = 0.0) -> Any:
+        try:
+            return await self._peer.call(method, *args, timeout_s=_ANSWER_S + extra_s)
+        except NotReady as absence:
+            message = f"recorded sessions cannot be reached: {absence}"
+            raise RequestFailed(503, "sessions_unavailable", message, retry_after_s=1) from None
+
+
+SessionRecords = Sessions | SharedSessions
+"""The records in this process, or in one that several routers share."""
