@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from millrace_tools.agents.work import Work
+from services.protocol.errors import InvalidInput
+from services.protocol.session import SessionEnding
 
 _SHOWN = 300
 _LONGEST = 1 << 20
@@ -90,12 +92,10 @@ class Episode:
             content = self._result.read_bytes()[: _LONGEST + 1]
             if len(content) > _LONGEST:
                 return _failure(f"{self._result.name} is longer than {_LONGEST} bytes")
-            found = json.loads(content)
-        except (OSError, ValueError) as error:
-            return _failure(f"{self._result.name} cannot be read: {error}")
-        if not isinstance(found, dict) or set(found) - {"reward", "text", "failure"}:
-            return _failure(f"{self._result.name} has other fields than reward, text or failure")
-        return found
+            ending = SessionEnding.from_data(json.loads(content), source=self._result.name)
+        except (OSError, ValueError, InvalidInput) as error:
+            return _failure(f"{self._result.name} cannot be used: {error}")
+        return ending.model_dump(exclude_none=True)
 
     def _last_words(self) -> str:
         lines = (self._folder / "stderr").read_text(errors="replace").strip().splitlines()

@@ -12,6 +12,7 @@ import pytest
 from services.ledger.ledger import Ledger
 from services.orchestrator.lifecycle.runs import Runs
 from services.orchestrator.rollout import environment_process
+from services.orchestrator.rollout.environment_process import EnvironmentProcess
 from services.orchestrator.rollout.episodes import EpisodeSampler
 from services.orchestrator.rollout.limits import RolloutLimits
 from services.orchestrator.rollout.rollout import RolloutFailed, RolloutRequest
@@ -68,7 +69,7 @@ def request(
 
 def sampler(cluster: World) -> EpisodeSampler:
     cluster.bus.publish_version(1)
-    return EpisodeSampler(cluster.config, environment=ZOO, model="tiny", run_id="r")
+    return EpisodeSampler(cluster.config, player=EnvironmentProcess(ZOO), model="tiny", run_id="r")
 
 
 async def episodes(rollouts: EpisodeSampler, asked: RolloutRequest) -> list[tuple]:
@@ -81,7 +82,7 @@ async def let_go(rollouts: EpisodeSampler) -> None:
     """Wait until nothing is left of the episodes before: a blocked worker takes others along."""
     async with asyncio.timeout(300):
         while True:
-            if not rollouts._process._open:
+            if not rollouts._player._open:
                 return
             await asyncio.sleep(0.01)
 

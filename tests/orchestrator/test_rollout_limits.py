@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 
 from services.orchestrator.config import OrchestratorConfig
+from services.orchestrator.rollout.environment_process import EnvironmentProcess
 from services.orchestrator.rollout.episodes import EpisodeSampler
 from services.orchestrator.rollout.limits import LimitReached, RolloutLimits, limited
 from services.orchestrator.rollout.rollout import RolloutFailed, RolloutRequest
@@ -105,7 +106,9 @@ def _activity(calls: Callable[[float], tuple[int, int]]) -> Any:
 def episode_ended(calls: Callable[[float], tuple[int, int]]) -> tuple[str, float]:
     """Why and when an episode that never ends is given up; `calls` says how many it has made by a
     time, and how many are open."""
-    sampler = EpisodeSampler(OrchestratorConfig(), environment="e.py:r", model="m", run_id="r")
+    sampler = EpisodeSampler(
+        OrchestratorConfig(), player=EnvironmentProcess("e.py:r"), model="m", run_id="r"
+    )
 
     async def episode() -> tuple[str, float]:
         async def forever(_: object) -> dict[str, Any]:

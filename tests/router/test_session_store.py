@@ -2,6 +2,7 @@
 
 import pytest
 
+from services.protocol.session import SessionEnding
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed
 from services.router.trajectories.session_store import SessionStore
@@ -25,7 +26,7 @@ def _call(tokens):
 
 def _recorded(store, tokens, now=0.0):
     session = store.create({}, now=now, wall=now)
-    store.end(session.id, store.begin(session, now=now), _call(tokens), now=now)
+    store.end(session.id, store.begin(session, now=now).number, _call(tokens), now=now)
     return session
 
 
@@ -55,8 +56,8 @@ def test_beyond_the_bound_of_sessions_the_least_recently_used_is_dropped():
 def test_idle_sessions_are_dropped_finished_or_not_but_none_with_an_open_call():
     store = _store(session_idle_s=10.0)
     idle, finished, busy = [store.create({}, now=0.0, wall=0.0) for _ in range(3)]
-    store.finish(finished, None, now=1.0, wall=1.0)
-    number = store.begin(busy, now=2.0)
+    store.finish(finished, SessionEnding(), now=1.0, wall=1.0)
+    number = store.begin(busy, now=2.0).number
     store.expire(10.5)
     assert [store.find(session.id) for session in (idle, finished, busy)] == [None, finished, busy]
     store.expire(30.0)
@@ -82,7 +83,7 @@ def test_a_call_that_never_ends_does_not_keep_its_session_for_ever():
 def test_a_call_of_a_dropped_session_is_not_put_into_a_later_one_of_the_same_name():
     store = _store()
     old = store.create({}, now=0.0, wall=0.0, session_id="episode")
-    number = store.begin(old, now=0.0)
+    number = store.begin(old, now=0.0).number
     store.delete(old)
     new = store.create({}, now=1.0, wall=1.0, session_id="episode")
     assert store.end("episode", number, _call(3), now=2.0) is None
@@ -94,7 +95,7 @@ def test_cursors_grow_whatever_the_clock_says():
     cursors = []
     for wall in (5.0, 5.0, 4.0):
         session = store.create({}, now=0.0, wall=wall)
-        store.finish(session, None, now=0.0, wall=wall)
+        store.finish(session, SessionEnding(), now=0.0, wall=wall)
         cursors.append(session.cursor)
     assert cursors == [5000, 5001, 5002]
 
@@ -102,7 +103,7 @@ def test_cursors_grow_whatever_the_clock_says():
 def test_a_finished_session_takes_no_call():
     store = _store()
     session = store.create({}, now=0.0, wall=0.0)
-    store.finish(session, 1.0, now=0.0, wall=0.0)
+    store.finish(session, SessionEnding(reward=1.0), now=0.0, wall=0.0)
     with pytest.raises(RequestFailed) as refusal:
         store.begin(session, now=0.0)
     assert (refusal.value.status, refusal.value.kind) == (409, "session_finished")

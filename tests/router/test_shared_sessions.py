@@ -5,6 +5,7 @@ import pickle
 import openai
 import pytest
 
+from services.protocol.session import SessionEnding
 from services.protocol.errors import NotReady
 from services.protocol.router import SESSION_HEADER
 from services.router.config import RouterConfig
@@ -53,13 +54,13 @@ async def test_what_one_router_recorded_another_one_knows(cluster, process):
     await _say(cluster, made.id)
     found = await other.get(made.id)
     assert [bytes(found.trajectories[0].response_token_ids[:-1])] == [b"aone"]
-    await other.finish(made.id, 0.5)
+    await other.finish(made.id, SessionEnding(reward=0.5))
     (listed,) = await other.listed("finished", 0, 10, 0.0)
     assert (listed.id, listed.reward, listed.metadata) == (made.id, 0.5, {"task": "7"})
     with pytest.raises(openai.ConflictError, match="is finished"):
         await _say(cluster, made.id)
     with pytest.raises(RequestFailed) as refusal:
-        await other.finish(made.id, 1.0)
+        await other.finish(made.id, SessionEnding(reward=1.0))
     assert (refusal.value.status, refusal.value.body["error"]["param"]) == (409, "reward")
 
 

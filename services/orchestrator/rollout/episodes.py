@@ -186,7 +186,7 @@ class EpisodeSampler:
         if failure is None and not outcome:
             outcome = {"text": trajectories[-1].text}
         if failure is None and "text" in outcome and request.task.grader is None:
-            problem = "the episode has no reward, and its task no grader"
+            problem = "it ended with a text, or with nothing, and the task has no grader for it"
             failure = RolloutFailed("environment_result", problem)
         for trajectory in trajectories:
             if failure is None and "text" in outcome:

@@ -1,0 +1,243 @@
+"""Agents outside take a run's sessions, play them through any door, and say what they earned."""
+
+import asyncio
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+
+from services.orchestrator.rollout.rollout import RolloutFailed
+from services.router.config import RouterConfig
+from services.router.trajectories.session_store import SessionStore
+from tests.outside.conftest import RUN, request, sampler
+from tests.router.conftest import Cluster
+
+
+async def take(cluster: Cluster, **asked: Any) -> dict[str, Any]:
+    asked = {"wait_s": 30, **asked}
+    answer = await cluster.http.post(f"{cluster.url}/v1/sessions/take", json=asked)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def end(cluster: Cluster, session: str, **ending: Any) -> int:
+    url = f"{cluster.url}/v1/sessions/{session}/finish"
+    return (await cluster.http.post(url, json=ending)).status_code
+
+
+async def chat(cluster: Cluster, session: str, said: str, **more: Any) -> str:
+    """As an agent does that knows a base URL and a key, and asks for a model of its own."""
+    async with openai.AsyncOpenAI(
+        base_url=f"{cluster.url}/v1", api_key=session, http_client=cluster.http, max_retries=0
+    ) as client:
+        answer = await client.chat.completions.create(
+            model="gpt-5", messages=[{"role": "user", "content": said}], **more
+        )
+    return answer.choices[0].message.content or ""
+
+
+async def sampled(cluster: Cluster, rollout: Any, agent: Any) -> tuple[list[Any], Any]:
+    """What arrives of a rollout while an agent plays each of its episodes, and how it failed."""
+    arrived: list[Any] = []
+
+    async def agents() -> None:
+        for _ in range(rollout.n):
+            taken = await take(cluster)
+            await agent(taken["session"]["id"], taken["task"])
+
+    async with sampler(cluster) as rollouts:
+        playing = asyncio.create_task(agents())
+        try:
+            async with asyncio.timeout(120):
+                await rollouts.sample(rollout, lambda *one: arrived.append(one))
+            return arrived, None
+        except RolloutFailed as failed:
+            return arrived, failed
+        finally:
+            playing.cancel()
+
+
+async def test_an_agent_is_told_its_task_and_its_rewards_train(cluster):
+    told: list[Any] = []
+
+    async def agent(session: str, task: dict[str, Any]) -> None:
+        told.append(task)
+        said = await chat(cluster, session, "go on\nwith this", temperature=0.0, max_tokens=900)
+        assert said.endswith("with this"), said
+        assert await end(cluster, session, reward=float(len(told))) == 200
+
+    arrived, failed = await sampled(cluster, request(grader=True), agent)
+    assert failed is None
+    first = {"task_id": "t1", "messages": [{"role": "user", "content": "tell me\nwords"}]}
+    assert told == [{**first, "data": {"hint": 7}}] * 2, "and not how it is graded"
+    assert sorted(score.reward for *_, score in arrived) == [1.0, 2.0]
+    for body in (body for replica in cluster.replicas for body in replica.bodies):
+        assert body["model"] == "test-model"
+        assert body["sampling_params"]["max_tokens"] <= 20
+        assert body["sampling_params"]["temperature"] == 0.7
+    seeds = [b["sampling_params"]["seed"] for r in cluster.replicas for b in r.bodies]
+    assert len(set(seeds)) == 2
+
+
+async def test_any_door_is_open_with_a_sessions_key(cluster):
+    async def agent(session: str, task: dict[str, Any]) -> None:
+        async with anthropic.AsyncAnthropic(
+            base_url=cluster.url, api_key=session, max_retries=0
+        ) as client:
+            await client.messages.create(
+                model="claude", max_tokens=900, messages=[{"role": "user", "content": "hi\nyou"}]
+            )
+        async with openai.AsyncOpenAI(
+            base_url=f"{cluster.url}/v1", api_key=session, max_retries=0
+        ) as client:
+            await client.responses.create(model="gpt", input="hi\nagain")
+        await end(cluster, session, reward=1)
+
+    arrived, failed = await sampled(cluster, request(), agent)
+    assert failed is None
+    assert {index for index, *_ in arrived} == {0, 1}
+    texts = sorted(bytes(t for t in one.response_token_ids if t < 256) for _, one, _ in arrived)
+    assert len(texts) == 4, "two conversations of each agent"
+
+
+async def test_rewards_of_turns_add_up(cluster):
+    async def agent(session: str, task: dict[str, Any]) -> None:
+        await chat(cluster, session, "hi")
+        url = f"{cluster.url}/v1/sessions/{session}/rewards"
+        for reward in (0.25, 0.5):
+            assert (await cluster.http.post(url, json={"reward": reward})).status_code == 200
+        await end(cluster, session, reward=1)
+
+    arrived, _ = await sampled(cluster, request(), agent)
+    assert [score.reward for *_, score in arrived] == [1.75, 1.75]
+
+
+@pytest.mark.parametrize("ending", [{}, {"text": "an answer"}], ids=["last answer", "text"])
+async def test_the_tasks_grader_judges_where_an_agent_does_not(cluster, ending):
+    async def agent(session: str, task: dict[str, Any]) -> None:
+        await chat(cluster, session, "say\nthis")
+        await end(cluster, session, **ending)
+
+    arrived, failed = await sampled(cluster, request(grader=True), agent)
+    assert failed is None
+    assert all(len(one) == 2 for one in arrived), "no score yet"
+    last = ending.get("text")
+    assert all(one.text == last if last else one.text.endswith("this") for _, one in arrived)
+    arrived, failed = await sampled(cluster, request(), agent)
+    assert failed.reason == "environment_result"
+
+
+async def _fails(cluster: Cluster, session: str) -> None:
+    await chat(cluster, session, "hi")
+    await end(cluster, session, failure="the tool is not installed")
+
+
+async def _never_calls(cluster: Cluster, session: str) -> None:
+    await end(cluster, session, reward=1)
+
+
+async def _walks_off(cluster: Cluster, session: str) -> None:
+    await chat(cluster, session, "hi")
+
+
+async def _stays_away(cluster: Cluster, session: str) -> None:
+    """As if none were there."""
+
+
+@pytest.mark.parametrize(
+    ("agent", "reason"),
+    [
+        (_fails, "agent_failed"),
+        (_never_calls, "environment_never_called"),
+        (_walks_off, "agent_abandoned"),
+    ],
+    ids=["fails", "never calls", "walks off"],
+)
+async def test_an_episode_that_an_agent_does_not_end_well_is_never_a_reward(cluster, agent, reason):
+    async def play(session: str, task: dict[str, Any]) -> None:
+        await agent(cluster, session)
+
+    arrived, failed = await sampled(cluster, request(progress_s=2.0), play)
+    assert failed.reason == reason
+    assert all(score.reward is None for *_, score in arrived)
+
+
+async def test_a_task_that_no_agent_takes_is_named(cluster):
+    async with sampler(cluster) as rollouts:
+        with pytest.raises(RolloutFailed) as failed:
+            await rollouts.sample(request(progress_s=1.0), lambda *one: None)
+    assert failed.value.reason == "agent_absent"
+
+
+async def test_what_comes_late_twice_or_for_others_changes_nothing(cluster):
+    kept: list[str] = []
+
+    async def agent(session: str, task: dict[str, Any]) -> None:
+        await chat(cluster, session, "hi")
+        kept.append(session)
+        assert await end(cluster, session, reward=1) == 200
+        assert await end(cluster, session, reward=2) in (404, 409), "another reward"
+
+    arrived, _ = await sampled(cluster, request(), agent)
+    assert [score.reward for *_, score in arrived] == [1.0, 1.0]
+    assert await end(cluster, kept[0], reward=5) == 404, "it was read and deleted"
+    for wrong in ("NaN", '"a lot"', "Infinity", "true"):
+        url = f"{cluster.url}/v1/sessions/sess_nobody/finish"
+        raw = f'{{"reward": {wrong}}}'
+        answer = await cluster.http.post(url, content=raw)
+        assert answer.status_code in (400, 404), wrong
+    both = await cluster.http.post(url, json={"reward": 1, "failure": "no"})
+    assert both.status_code == 400
+    assert "Leave it or reward out" in both.text
+
+
+async def test_sessions_of_another_run_are_not_given(cluster):
+    async with sampler(cluster) as rollouts:
+        sampling = asyncio.create_task(
+            rollouts.sample(request(progress_s=5.0, n=1), lambda *one: None)
+        )
+        assert (await take(cluster, run="another", wait_s=0.2))["session"] is None
+        taken = await take(cluster, run=RUN)
+        await chat(cluster, taken["session"]["id"], "hi")
+        await end(cluster, taken["session"]["id"], reward=1)
+        await sampling
+    assert (await take(cluster, wait_s=0.0))["session"] is None, "it was given once"
+
+
+async def test_a_sessions_key_opens_its_own_session_and_nothing_else(tmp_path):
+    keys = tmp_path / "keys.yaml"
+    keys.write_text("keys:\n- {name: alice, key: a-key-of-alices-own}\n")
+    cluster = Cluster()
+    await cluster.start(access={"api_keys_file": str(keys)})
+    try:
+        alice = {"authorization": "Bearer a-key-of-alices-own"}
+        post, url = cluster.http.post, f"{cluster.url}/v1/sessions"
+        mine, other = [(await post(url, json={}, headers=alice)).json()["id"] for _ in range(2)]
+        agent = {"authorization": f"Bearer {mine}"}
+        body = {"model": "test-model", "messages": [{"role": "user", "content": "hi"}]}
+        chats = f"{cluster.url}/v1/chat/completions"
+        assert (await post(chats, json=body, headers=agent)).status_code == 200
+        assert (await post(f"{url}/{mine}/rewards", json={"reward": 1}, headers=agent)).is_success
+        elsewhere = agent | {"x-session-id": other}
+        assert (await post(chats, json=body, headers=elsewhere)).status_code == 401
+        for path in ("", "/take", f"/{other}/finish", f"/{mine}/interrupt"):
+            assert (await post(url + path, json={}, headers=agent)).status_code == 401, path
+        forged = {"authorization": "Bearer sess_0123456789abcdef0123456789abcdef"}
+        assert (await post(chats, json=body, headers=forged)).status_code == 401
+        kept = (await cluster.http.get(f"{url}/{mine}", headers=alice)).json()
+        assert kept["calls"] == {"first": 1}
+    finally:
+        await cluster.close()
+
+
+def test_offers_are_given_in_order_and_go_with_their_sessions():
+    from services.protocol.session import SessionOffer
+
+    store = SessionStore(RouterConfig())
+    offers = [SessionOffer(task={}, run=run, model="m", max_tokens=1) for run in "aba"]
+    made = [store.create({}, now=0.0, wall=0.0, offer=offer) for offer in offers]
+    store.delete(made[0])
+    assert store.take("a", now=1.0) is made[2]
+    assert store.take(None, now=1.0) is made[1]
+    assert store.take(None, now=1.0) is None
