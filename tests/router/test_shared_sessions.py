@@ -5,9 +5,9 @@ import pickle
 import openai
 import pytest
 
-from services.protocol.session import SessionEnding
 from services.protocol.errors import NotReady
 from services.protocol.router import SESSION_HEADER
+from services.protocol.session import SessionEnding
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed
 from services.router.trajectories.sessions import Sessions
