@@ -29,7 +29,7 @@ async def end(cluster: Cluster, session: str, **ending: Any) -> int:
 async def chat(cluster: Cluster, session: str, said: str, **more: Any) -> str:
     """As an agent does that knows a base URL and a key, and asks for a model of its own."""
     async with openai.AsyncOpenAI(
-        base_url=f"{cluster.url}/v1", api_key=session, http_client=cluster.http, max_retries=0
+        base_url=f"{cluster.url}/v1", api_key=session, max_retries=0
     ) as client:
         answer = await client.chat.completions.create(
             model="gpt-5", messages=[{"role": "user", "content": said}], **more
@@ -48,14 +48,17 @@ async def sampled(cluster: Cluster, rollout: Any, agent: Any) -> tuple[list[Any]
 
     async with sampler(cluster) as rollouts:
         playing = asyncio.create_task(agents())
+        sampling = asyncio.create_task(rollouts.sample(rollout, lambda *one: arrived.append(one)))
+        done, _ = await asyncio.wait(
+            {playing, sampling}, timeout=120, return_when=asyncio.FIRST_EXCEPTION
+        )
+        assert playing in done, "the agents did not end"
+        playing.result()
         try:
-            async with asyncio.timeout(120):
-                await rollouts.sample(rollout, lambda *one: arrived.append(one))
-            return arrived, None
+            await asyncio.wait_for(sampling, 120)
         except RolloutFailed as failed:
             return arrived, failed
-        finally:
-            playing.cancel()
+        return arrived, None
 
 
 async def test_an_agent_is_told_its_task_and_its_rewards_train(cluster):
@@ -207,7 +210,7 @@ async def test_sessions_of_another_run_are_not_given(cluster):
 
 async def test_a_sessions_key_opens_its_own_session_and_nothing_else(tmp_path):
     keys = tmp_path / "keys.yaml"
-    keys.write_text("keys:\n- {name: alice, key: a-key-of-alices-own}\n")
+    keys.write_text("- {name: alice, key: a-key-of-alices-own}\n")
     cluster = Cluster()
     await cluster.start(access={"api_keys_file": str(keys)})
     try:

@@ -76,3 +76,12 @@ def test_an_answer_seen_early_that_can_only_be_made_again_gets_a_seed() -> None:
 def test_what_depends_on_history_are_names_that_sampling_parameters_have() -> None:
     known = {*SamplingParams.__struct_fields__, "watermarking"}
     assert set(HISTORY_DEPENDENT) <= known
+
+
+@pytest.mark.parametrize(("asked", "made"), [(900, 20), (4, 4), (None, 20)])
+def test_settings_of_a_session_hold_in_place_of_the_clients(asked: int | None, made: int) -> None:
+    fixed = {"sampling": {"temperature": 0.7, "top_p": 1.0, "seed": 5}, "max_tokens": 20}
+    theirs = SamplingParams(temperature=0.0, top_p=0.1, stop=["x"], max_tokens=asked)
+    params = prepared(theirs, fixed=fixed).sampling_params
+    assert (params.temperature, params.top_p, params.seed) == (0.7, 1.0, 5)
+    assert (params.max_tokens, params.stop) == (made, ["x"])

@@ -130,6 +130,9 @@ class Replica:
         chat = _chat_of(order["endpoint"], body)
         rendered = self._render(order["endpoint"], chat or body)
         params |= rendered["sampling_params"]
+        if order["fixed"] is not None:
+            longest = min(params["max_tokens"], order["fixed"]["max_tokens"])
+            params |= order["fixed"]["sampling"] | {"max_tokens": longest}
         if params["logprobs"] is None and order["logprobs"]:
             params["logprobs"] = 0
         if order["shown_early"] and any(map(params.get, HISTORY_DEPENDENT)):

@@ -31,15 +31,17 @@ class OutsideAgents:
         self._config, self._run_id = config, run_id
         self._open: dict[str, asyncio.Future[SessionSummary]] = {}
         self._http: aiohttp.ClientSession | None = None
+        self._sessions: SessionClient | None = None
         self._watcher: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Begin to look for sessions that agents have finished."""
         self._http = aiohttp.ClientSession()
-        sessions = SessionClient(
+        self._sessions = SessionClient(
             self._http, self._config.router_url, key_header(self._config.router_key)
         )
-        self._watcher = asyncio.create_task(self._watch(sessions), name="finished_sessions")
+        watch = self._watch(self._sessions)
+        self._watcher = asyncio.create_task(watch, name="finished_sessions")
 
     async def close(self) -> None:
         """Stop looking."""
@@ -63,9 +65,15 @@ class OutsideAgents:
 
     async def run(self, episode: dict[str, Any]) -> dict[str, Any]:
         """See `EpisodePlayer`; ends when an agent finishes the session."""
+        assert self._sessions is not None
         session = episode["session"][SESSION_HEADER]
         finished = self._open[session] = asyncio.get_running_loop().create_future()
         try:
+            # It may have ended before it was waited for: that is not told again.
+            with suppress(RolloutFailed):
+                seen = await self._sessions.activity(session)
+                if seen.state == "finished" and not finished.done():
+                    finished.set_result(seen)
             ended = await finished
         finally:
             del self._open[session]

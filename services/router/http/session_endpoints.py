@@ -1,13 +1,13 @@
 """`/v1/sessions`: make, read, finish, list and delete recorded sessions."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field, ValidationError
 
-from services.http.json_body import read_body
+from services.http.json_body import disconnected, read_body
 from services.http.openapi import ERRORS, json_body
 from services.protocol.session import (
     SessionDeleted,
@@ -26,9 +26,11 @@ from services.router.http.answer_endpoint import parsed
 from services.router.http.openapi import query
 from services.router.placement.interruptions import Interruptions
 from services.router.trajectories.shared_sessions import SessionRecords
+from services.side_by_side import cancel
 
 _MAX_BODY_BYTES = 2 * 1024 * 1024
 """Of an offer with its task, or a text to grade."""
+_T = TypeVar("_T")
 _Model = TypeVar("_Model", bound=StrictModel)
 
 
@@ -116,7 +118,12 @@ def session_routes(
     async def take(request: Request) -> Response:
         """Give an agent the oldest session that is offered; wait for one if asked to."""
         asked = _checked(_Take, await _body(request, read_s))
-        return _json(await sessions.take(asked.run, asked.wait_s))
+        taken = await sessions.take(asked.run)
+        if taken.session is None and asked.wait_s > 0:
+            # An agent that leaves while it waits has taken nothing.
+            if await _while_here(request, sessions.until_offered(asked.run, asked.wait_s)):
+                taken = await sessions.take(asked.run)
+        return _json(taken)
 
     @routes.post("/{name}/rewards", response_model=SessionSummary, openapi_extra=_body_of(_Reward))
     async def reward(name: str, request: Request) -> Response:
@@ -128,7 +135,8 @@ def session_routes(
     async def listing(request: Request) -> Response:
         """Sessions of a state, the finished ones in the order of finishing."""
         asked = _checked(_Listing, dict(request.query_params))
-        found = await sessions.listed(asked.state, asked.after, asked.limit, asked.wait_s)
+        listed = sessions.listed(asked.state, asked.after, asked.limit, asked.wait_s)
+        found = await _while_here(request, listed)
         return _json(SessionList(data=found))
 
     @routes.get("/{name}", response_model=SessionFields, openapi_extra=in_part)
@@ -173,6 +181,19 @@ def _add_interrupt(routes: APIRouter, interruptions: Interruptions, *, read_s: f
         asked = _checked(_Interrupt, await _body(request, read_s))
         stopped = interruptions.interrupt(name, asked.min_version)
         return _json(SessionInterrupted(id=name, stopped=stopped))
+
+
+async def _while_here(request: Request, wait: Coroutine[Any, Any, _T]) -> _T:
+    """What a wait ends with, unless the client leaves before."""
+    waiting = asyncio.create_task(wait)
+    leaving = asyncio.create_task(disconnected(request.receive))
+    try:
+        await asyncio.wait((waiting, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not waiting.done():
+            raise RequestFailed(499, "disconnected", "the client left")
+        return waiting.result()
+    finally:
+        await cancel(waiting, leaving)
 
 
 def _body_of(model: type[StrictModel]) -> dict[str, Any]:

@@ -193,16 +193,22 @@ class SessionStore:
         self._drop_excess(now)
         return kind
 
-    def take(self, run: str | None, *, now: float) -> Session | None:
+    def offered(self, run: str | None) -> Session | None:
         """The oldest session that is offered, of one run or any; None if there is none."""
         for session in self._offers.values():
             assert session.offer is not None
             if run in (None, session.offer.run):
-                del self._offers[session.id]
-                session.taken = True
-                self._use(session, now)
                 return session
         return None
+
+    def take(self, run: str | None, *, now: float) -> Session | None:
+        """Give `offered` away."""
+        session = self.offered(run)
+        if session is not None:
+            del self._offers[session.id]
+            session.taken = True
+            self._use(session, now)
+        return session
 
     def add_reward(self, session: Session, reward: float, *, now: float) -> None:
         """Count a reward of an open session.

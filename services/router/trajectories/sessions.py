@@ -87,18 +87,20 @@ class Sessions:
             self._offered.tell()
         return session.summary()
 
-    async def take(self, run: str | None, wait_s: float) -> SessionTaken:
+    async def take(self, run: str | None) -> SessionTaken:
         """Give the oldest offered session, of one run or any, to an agent that asks for work."""
+        session = self._store.take(run, now=time.monotonic())
+        if session is None:
+            return SessionTaken()
+        assert session.offer is not None
+        offer = session.offer
+        return SessionTaken(session=session.summary(), task=offer.task, model=offer.model)
 
-        def taken() -> SessionTaken | None:
-            session = self._store.take(run, now=time.monotonic())
-            if session is None:
-                return None
-            assert session.offer is not None
-            offer = session.offer
-            return SessionTaken(session=session.summary(), task=offer.task, model=offer.model)
-
-        return await self._offered.wait_for(taken, self._bounded(wait_s)) or SessionTaken()
+    async def until_offered(self, run: str | None, wait_s: float) -> bool:
+        """Whether there is an offer for `take` in time: a wait that ends early takes nothing."""
+        return await self._offered.wait_for(
+            lambda: self._store.offered(run) is not None, self._bounded(wait_s)
+        )
 
     async def add_reward(self, name: str, reward: float) -> SessionSummary:
         """Count a reward before the end of an open session.

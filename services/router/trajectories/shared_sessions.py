@@ -57,10 +57,14 @@ class SharedSessions:
         """See `Sessions`."""
         return await self._ask("create", metadata, offer)
 
-    async def take(self, run: str | None, wait_s: float) -> SessionTaken:
+    async def take(self, run: str | None) -> SessionTaken:
+        """See `Sessions`."""
+        return await self._ask("take", run)
+
+    async def until_offered(self, run: str | None, wait_s: float) -> bool:
         """See `Sessions`."""
         wait_s = min(wait_s, self._config.session_poll_max_s)
-        return await self._ask("take", run, wait_s, extra_s=wait_s)
+        return await self._ask("until_offered", run, wait_s, extra_s=wait_s)
 
     async def add_reward(self, name: str, reward: float) -> SessionSummary:
         """See `Sessions`."""
