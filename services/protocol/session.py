@@ -39,6 +39,8 @@ class SessionOffer(StrictModel):
     Attributes:
         task: all that the agent is told of it.
         run: whose task it is; agents may ask for those of one run.
+        key: the run's own name of the episode: while its session is kept, another offer with this
+            key is that session, so that a run that was killed finds it again. Empty: none.
         model: answers every call, whatever model the call names.
         sampling: sampling parameters of every call, whatever the call says: the logprobs must be
             those that the trainer computes.
@@ -48,6 +50,7 @@ class SessionOffer(StrictModel):
 
     task: dict[str, Any]
     run: str = Field(max_length=64)
+    key: str = Field(default="", max_length=600)
     model: str
     sampling: dict[str, int | float] = Field(default={})
     max_tokens: int = Field(ge=1)

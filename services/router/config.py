@@ -115,6 +115,8 @@ class RouterConfig(StrictModel):
         max_recorded_tokens: token ids kept in all records together, about 12 bytes each.
         max_returned_tokens: tokens of trajectories in one answer, about 35 bytes each; more are
             read some trajectories at a time.
+        sessions_dir: folder where sessions that agents outside play are kept as well, so that they
+            outlive a restart of the process that has them; null: in memory alone.
         session_poll_max_s: longest wait of a list request for a session to finish.
         max_stored_responses: answers of the Responses API that later requests may go on from;
             the least recently used is dropped first. They are kept for `session_idle_s`.
@@ -185,6 +187,7 @@ class RouterConfig(StrictModel):
     max_recorded_sessions: int = Field(default=10_000, ge=1)
     max_recorded_tokens: int = Field(default=20_000_000, ge=1)
     max_returned_tokens: int = Field(default=1_000_000, ge=1)
+    sessions_dir: str | None = None
     session_poll_max_s: float = Field(default=60.0, ge=0)
     max_stored_responses: int = Field(default=10_000, ge=1)
     max_stored_response_mb: int = Field(default=256, ge=1)

@@ -6,6 +6,7 @@ COMMANDS_RUN_BY = {
     "make test": ".ci/run",
     "make lint": "tests/contracts/test_house_rules.py",
     "make help": "tests/contracts/test_house_rules.py",
+    "millrace agent-run": "tests/outside/test_agent_run.py",
     "millrace grade sums.py": "tests/reward_service/test_rewards_doc.py",
     "millrace grade sorting.cpp": "tests/reward_service/test_rewards_doc.py",
     "millrace grade any_divisor.py": "tests/reward_service/test_rewards_doc.py",
@@ -52,6 +53,7 @@ COMMANDS_RUN_BY = {
 
 PYTHON_RUN_BY = {
     "docs/agents.md": "tests/conformance/test_agents_doc.py",
+    "docs/bring-your-agent.md": "tests/outside/test_bring_your_agent_doc.py",
     "docs/algorithms.md": "tests/trainer/algorithms/test_user_loss.py",
     "docs/give-your-agent-a-sandbox.md": "tests/reward_service/test_sandbox_guide.py",
     "docs/environments.md": "tests/examples/test_environments_doc.py",

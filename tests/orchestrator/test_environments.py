@@ -172,9 +172,8 @@ async def test_an_episode_that_fails_is_left_out_of_a_group_that_goes_on(tmp_pat
     )
     async with world(tmp_path) as cluster:
         cluster.bus.publish_version(1)
-        rollouts = EpisodeSampler(
-            cluster.config, environment=f"{zoo}:rollout", model="m", run_id="r"
-        )
+        player = EnvironmentProcess(f"{zoo}:rollout")
+        rollouts = EpisodeSampler(cluster.config, player=player, model="m", run_id="r")
         async with rollouts:
             arrived = await episodes(rollouts, request("any", n=3))
     assert sorted(score.reward or 0.0 for *_, score in arrived) == [0.0, 1.0, 3.0]

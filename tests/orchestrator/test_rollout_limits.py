@@ -118,7 +118,7 @@ def episode_ended(calls: Callable[[float], tuple[int, int]]) -> tuple[str, float
         with (
             mock.patch.object(SessionClient, "activity", _activity(calls)),
             mock.patch.object(sampler, "_http", object()),
-            mock.patch.object(sampler._process, "run", forever),
+            mock.patch.object(sampler._player, "run", forever),
         ):
             try:
                 await sampler._played({}, "sess_1", REQUEST)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from services.orchestrator.rollout.environment_process import EnvironmentProcess
 from services.orchestrator.rollout.episodes import EpisodeSampler
 from services.orchestrator.rollout.limits import RolloutLimits
 from services.orchestrator.rollout.rollout import RolloutFailed, RolloutRequest
@@ -49,7 +50,9 @@ async def coding(
     fake = FakeSandboxes()
     async with world(tmp_path, router_key_env="ROUTER_KEY", more_routes=fake.add_to) as cluster:
         cluster.bus.publish_version(1)
-        rollouts = EpisodeSampler(cluster.config, environment=CODER, model="tiny", run_id="r")
+        rollouts = EpisodeSampler(
+            cluster.config, player=EnvironmentProcess(CODER), model="tiny", run_id="r"
+        )
         async with rollouts:
             yield fake, rollouts
 

@@ -1,6 +1,7 @@
 """Agents outside take a run's sessions, play them through any door, and say what they earned."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -8,8 +9,15 @@ import openai
 import pytest
 
 from services.orchestrator.rollout.rollout import RolloutFailed
+from services.orchestrator.rollout.session_client import SessionClient
+from services.protocol.errors import InvalidInput
+from services.protocol.session import SessionEnding, SessionOffer
 from services.router.config import RouterConfig
+from services.router.trajectories import kept_sessions
 from services.router.trajectories.session_store import SessionStore
+from services.router.trajectories.sessions import Sessions
+from services.router.trajectories.trajectory_tree import History, RecordedCall, RecordedChoice
+from services.side_by_side import cancel
 from tests.outside.conftest import RUN, request, sampler
 from tests.router.conftest import Cluster
 
@@ -235,12 +243,106 @@ async def test_a_sessions_key_opens_its_own_session_and_nothing_else(tmp_path):
 
 
 def test_offers_are_given_in_order_and_go_with_their_sessions():
-    from services.protocol.session import SessionOffer
-
     store = SessionStore(RouterConfig())
-    offers = [SessionOffer(task={}, run=run, model="m", max_tokens=1) for run in "aba"]
-    made = [store.create({}, now=0.0, wall=0.0, offer=offer) for offer in offers]
+    made = [store.create({}, now=0.0, wall=0.0, offer=offer(run=run, key="")) for run in "aba"]
     store.delete(made[0])
-    assert store.take("a", now=1.0) is made[2]
-    assert store.take(None, now=1.0) is made[1]
-    assert store.take(None, now=1.0) is None
+    for run, expected in (("a", made[2]), (None, made[1])):
+        assert store.offered(run) is expected
+        store.take(expected, now=1.0)
+    assert store.offered(None) is None
+
+
+def kept(tmp_path: Path) -> Sessions:
+    return Sessions(RouterConfig(sessions_dir=str(tmp_path / "sessions")))
+
+
+def offer(**changes: Any) -> SessionOffer:
+    given = {"task": {"task_id": "t"}, "run": RUN, "key": "g/0", "model": "m", "max_tokens": 4}
+    return SessionOffer.model_validate({**given, **changes})
+
+
+def call(said: list[int]) -> RecordedCall:
+    choice = RecordedChoice(
+        token_ids=[7],
+        logprobs=[-0.5],
+        spans=[(1, 0, 1, "a")],
+        finish_reason="stop",
+        text="x",
+    )
+    return RecordedCall(prompt_token_ids=said, choices=(choice,), history=History(()))
+
+
+async def played(sessions: Sessions) -> str:
+    """A session in the middle of its episode."""
+    name = (await sessions.create({"index": "0"}, offer())).id
+    assert (await sessions.take(None)).session is not None
+    start = await sessions.begin(name)
+    await sessions.end(name, start.number, call([1, 2, 3]))
+    await sessions.add_reward(name, 0.25)
+    await sessions.begin(name)  # in the middle of a call
+    return name
+
+
+async def test_a_half_played_session_outlives_the_process_that_has_it(tmp_path):
+    before = kept(tmp_path)
+    name = await played(before)
+    ended = (await before.create({}, offer(key="g/1"))).id
+    await before.finish(ended, SessionEnding(reward=1.0))
+    await before.delete((await before.create({}, offer(key="g/2"))).id)
+    expected = [await before.get(one) for one in (name, ended)]
+    before.close()
+    after = kept(tmp_path)
+    for was in expected:
+        found = await after.get(was.id)
+        moved = {"cursor", "created", "open_calls"}
+        assert found.model_dump(exclude=moved) == was.model_dump(exclude=moved)
+    assert len(await after.listed("open", 0, 10, 0)) == 1
+    assert (await after.create({}, offer())).id == name, "its run finds it again"
+    start = await after.begin(name)
+    assert start.fixed.sampling["seed"] == 1, "the one of the call that was lost"
+    await after.end(name, start.number, call([1, 2, 3, 7, 9]))
+    assert (await after.finish(name, SessionEnding(reward=1.0))).reward == 1.25
+    assert (await after.get(name)).calls == {"first": 1, "extended": 1}
+
+
+async def test_a_change_that_was_not_written_whole_is_left_out(tmp_path):
+    before = kept(tmp_path)
+    name = await played(before)
+    before.close()
+    with (tmp_path / "sessions" / name).open("r+b") as file:
+        file.truncate(file.seek(0, 2) - 3)
+    after = kept(tmp_path)
+    assert (await after.finish(name, SessionEnding())).reward is None, "the reward was cut"
+    after.close()
+    assert (await kept(tmp_path).get(name)).state == "finished"
+
+
+def test_a_folder_that_another_router_uses_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(kept_sessions, "_LOCKED_S", 0.2)
+    first = kept(tmp_path)
+    with pytest.raises(InvalidInput, match=r"sessions_dir.*a folder of its own"):
+        kept(tmp_path)
+    first.close()
+
+
+async def test_a_run_that_was_killed_finds_its_half_played_episodes_again(cluster, monkeypatch):
+    async def lost(self: SessionClient, session: str) -> None:
+        """`kill -9`: nothing is deleted."""
+
+    with monkeypatch.context() as killed:
+        killed.setattr(SessionClient, "delete", lost)
+        async with sampler(cluster) as rollouts:
+            sampling = asyncio.create_task(rollouts.sample(request(), lambda *one: None))
+            half = [(await take(cluster))["session"]["id"] for _ in range(2)]
+            for session in half:
+                await chat(cluster, session, "hi")
+            await end(cluster, half[0], reward=1)
+            await cancel(sampling)
+    arrived: list[Any] = []
+    async with sampler(cluster) as rollouts:
+        sampling = asyncio.create_task(rollouts.sample(request(), lambda *one: arrived.append(one)))
+        await chat(cluster, half[1], "hi again")
+        await end(cluster, half[1], reward=2)
+        await asyncio.wait_for(sampling, 60)
+    assert {score.reward for *_, score in arrived} == {1.0, 2.0}
+    assert len(arrived) == 3, "one call of the first, two of the second"

@@ -68,7 +68,7 @@ class EnvironmentProcess:
         self._process, self._worker = process, int(answer["worker"])
         self._reader = asyncio.create_task(self._read(process), name="environment")
 
-    def offer(self, episode: dict[str, Any]) -> None:
+    def offer(self, episode: dict[str, Any], key: str) -> None:
         """Its sessions are its own."""
 
     @staticmethod

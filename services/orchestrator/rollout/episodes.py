@@ -46,8 +46,9 @@ class EpisodePlayer(Protocol):
     async def close(self) -> None:
         """End what is still played."""
 
-    def offer(self, episode: dict[str, Any]) -> SessionOffer | None:
-        """What the episode's session is made for, if others play it."""
+    def offer(self, episode: dict[str, Any], key: str) -> SessionOffer | None:
+        """What the episode's session is made for, if others play it; `key` is the run's own name
+        of the episode."""
 
     async def run(self, episode: dict[str, Any]) -> dict[str, Any]:
         """Play one episode to its `{"reward": number}`, `{"text": text}` for the task's grader, or
@@ -166,7 +167,8 @@ class EpisodeSampler:
         sessions = SessionClient(self._http, self._config.router_url, self._headers)
         settings = self._settings(request, index)
         metadata = {"rollout": request.session[-512:], "index": str(index)}
-        session = await sessions.create(metadata, self._player.offer(settings))
+        offer = self._player.offer(settings, f"{request.session}/{index}")
+        session = await sessions.create(metadata, offer)
         failure: RolloutFailed | None = None
         outcome: dict[str, Any] = {}
         self._open.setdefault(request.session, set()).add(session)

@@ -49,7 +49,7 @@ class OutsideAgents:
         if self._http is not None:
             await self._http.close()
 
-    def offer(self, episode: dict[str, Any]) -> SessionOffer:
+    def offer(self, episode: dict[str, Any], key: str) -> SessionOffer:
         """What an agent is told, and what its calls must be. Never how it will be graded."""
         task = episode["task"]
         sampling = {**episode["fixed"]}
@@ -57,6 +57,7 @@ class OutsideAgents:
         return SessionOffer(
             task=told,
             run=self._run_id,
+            key=key,
             model=sampling.pop("model"),
             sampling=sampling,
             max_tokens=episode["max_tokens"],

@@ -107,29 +107,13 @@ def session_routes(
     routes = APIRouter(prefix="/v1/sessions", responses=ERRORS)
     made_of, chosen_by = _body_of(_NewSession), query(_Listing.model_json_schema())
     ended_by, in_part = _body_of(_Finish), query(_Part.model_json_schema())
+    either = SessionSummary | SessionFields
 
     @routes.post("", response_model=SessionSummary, openapi_extra=made_of)
     async def make(request: Request) -> Response:
         """Make a session; its id goes into the session header of every call."""
         asked = _checked(_NewSession, await _body(request, read_s))
         return _json(await sessions.create(asked.metadata, asked.offer))
-
-    @routes.post("/take", response_model=SessionTaken, openapi_extra=_body_of(_Take))
-    async def take(request: Request) -> Response:
-        """Give an agent the oldest session that is offered; wait for one if asked to."""
-        asked = _checked(_Take, await _body(request, read_s))
-        taken = await sessions.take(asked.run)
-        if taken.session is None and asked.wait_s > 0:
-            # An agent that leaves while it waits has taken nothing.
-            if await _while_here(request, sessions.until_offered(asked.run, asked.wait_s)):
-                taken = await sessions.take(asked.run)
-        return _json(taken)
-
-    @routes.post("/{name}/rewards", response_model=SessionSummary, openapi_extra=_body_of(_Reward))
-    async def reward(name: str, request: Request) -> Response:
-        """Count a reward before the end, as for a turn; the session's is the sum."""
-        asked = _checked(_Reward, await _body(request, read_s))
-        return _json(await sessions.add_reward(name, asked.reward))
 
     @routes.get("", response_model=SessionList, openapi_extra=chosen_by)
     async def listing(request: Request) -> Response:
@@ -145,12 +129,9 @@ def session_routes(
         part = _checked(_Part, dict(request.query_params))
         return await _whole(await sessions.get(name, part.first, part.count))
 
-    @routes.post(
-        "/{name}/finish", response_model=SessionSummary | SessionFields, openapi_extra=ended_by
-    )
+    @routes.post("/{name}/finish", response_model=either, openapi_extra=ended_by)
     async def finish(name: str, request: Request) -> Response:
-        """Close a session, with a reward, a text to grade, a failure, or nothing to say; again,
-        it changes nothing."""
+        """Close a session, as `SessionEnding` says; again, it changes nothing."""
         asked = _checked(_Finish, await _body(request, read_s))
         finished = await sessions.finish(name, asked.ending)
         forget_home(name)
@@ -165,8 +146,31 @@ def session_routes(
         forget_home(name)
         return _json(SessionDeleted(id=name))
 
+    _add_work(routes, sessions, read_s=read_s)
     _add_interrupt(routes, interruptions, read_s=read_s)
     return routes
+
+
+def _add_work(routes: APIRouter, sessions: SessionRecords, *, read_s: float) -> None:
+    """What agents outside do, besides their calls and the end."""
+
+    @routes.post("/take", response_model=SessionTaken, openapi_extra=_body_of(_Take))
+    async def take(request: Request) -> Response:
+        """Give an agent the oldest session that is offered; wait for one if asked to."""
+        asked = _checked(_Take, await _body(request, read_s))
+        taken = await sessions.take(asked.run)
+        # An agent that leaves while it waits has taken nothing.
+        if taken.session is None and await _while_here(
+            request, sessions.until_offered(asked.run, asked.wait_s)
+        ):
+            taken = await sessions.take(asked.run)
+        return _json(taken)
+
+    @routes.post("/{name}/rewards", response_model=SessionSummary, openapi_extra=_body_of(_Reward))
+    async def reward(name: str, request: Request) -> Response:
+        """Count a reward before the end, as for a turn; the session's is the sum."""
+        asked = _checked(_Reward, await _body(request, read_s))
+        return _json(await sessions.add_reward(name, asked.reward))
 
 
 def _add_interrupt(routes: APIRouter, interruptions: Interruptions, *, read_s: float) -> None:

@@ -2,6 +2,7 @@
 
 import uuid
 from collections import Counter, OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Literal
@@ -106,11 +107,15 @@ class SessionStore:
         dropped: sessions dropped so far, by reason.
     """
 
-    def __init__(self, config: RouterConfig) -> None:
-        self._config = config
+    def __init__(
+        self, config: RouterConfig, forgotten: Callable[[str], None] = lambda name: None
+    ) -> None:
+        """`forgotten` is called with the id of every session that is deleted or dropped."""
+        self._config, self._forgotten = config, forgotten
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._finished: OrderedDict[int, Session] = OrderedDict()
         self._offers: OrderedDict[str, Session] = OrderedDict()  # that nobody has taken
+        self._keys: dict[tuple[str, str], Session] = {}
         self._last_cursor, self._last_call = 0, 0
         self.tokens = 0
         self.dropped: Counter[DropReason] = Counter()
@@ -133,8 +138,14 @@ class SessionStore:
         self._sessions[name] = session
         if offer is not None:
             self._offers[name] = session
+            if offer.key:
+                self._keys[offer.run, offer.key] = session
         self._drop_excess(now)
         return session
+
+    def known(self, offer: SessionOffer) -> Session | None:
+        """The session of an earlier offer with the same key, None if there is none."""
+        return self._keys.get((offer.run, offer.key)) if offer.key else None
 
     def find(self, session_id: str) -> Session | None:
         """The session of that id, None if it is not recorded or was dropped."""
@@ -186,12 +197,7 @@ class SessionStore:
         if call is None or session.state == "finished":
             session.unrecorded_calls += 1
             return None
-        before = session.tree.tokens
-        kind = session.tree.record(call)
-        session.calls[kind] += 1
-        self.tokens += session.tree.tokens - before
-        self._drop_excess(now)
-        return kind
+        return self.record(session, call, now=now)
 
     def offered(self, run: str | None) -> Session | None:
         """The oldest session that is offered, of one run or any; None if there is none."""
@@ -201,14 +207,21 @@ class SessionStore:
                 return session
         return None
 
-    def take(self, run: str | None, *, now: float) -> Session | None:
-        """Give `offered` away."""
-        session = self.offered(run)
-        if session is not None:
-            del self._offers[session.id]
-            session.taken = True
-            self._use(session, now)
-        return session
+    def take(self, session: Session, *, now: float) -> None:
+        """Give a session away that is offered."""
+        del self._offers[session.id]
+        session.taken = True
+        self._use(session, now)
+
+    def record(self, session: Session, call: RecordedCall, *, now: float) -> CallKind:
+        """Add a call that has ended to an open session; returns how it joined."""
+        before = session.tree.tokens
+        kind = session.tree.record(call)
+        session.calls[kind] += 1
+        self.tokens += session.tree.tokens - before
+        self._use(session, now)
+        self._drop_excess(now)
+        return kind
 
     def add_reward(self, session: Session, reward: float, *, now: float) -> None:
         """Count a reward of an open session.
@@ -262,9 +275,13 @@ class SessionStore:
         """Forget a session that was read."""
         del self._sessions[session.id]
         self._offers.pop(session.id, None)
+        offer = session.offer
+        if offer is not None and self._keys.get((offer.run, offer.key)) is session:
+            del self._keys[offer.run, offer.key]
         if session.cursor is not None:
             del self._finished[session.cursor]
         self.tokens -= session.tree.tokens
+        self._forgotten(session.id)
 
     def expire(self, now: float) -> None:
         """Drop what has not been used for `session_idle_s`; an open call is use, for a day."""

@@ -4,6 +4,7 @@ import asyncio
 import re
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from services.observability.log import Log
@@ -20,6 +21,12 @@ from services.protocol.session import (
 )
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed, bad_request
+from services.router.trajectories.kept_sessions import (
+    Change,
+    KeptSessions,
+    read_call,
+    written,
+)
 from services.router.trajectories.news import News
 from services.router.trajectories.session_store import CallStart, Session, SessionStore
 from services.router.trajectories.stored_responses import StoredResponses
@@ -40,7 +47,9 @@ class Sessions:
 
     def __init__(self, config: RouterConfig) -> None:
         self._config = config
-        self._store = SessionStore(config)
+        folder = config.sessions_dir
+        self._kept = KeptSessions(Path(folder)) if folder is not None else None
+        self._store = SessionStore(config, self._kept.forget if self._kept else _nothing)
         self._responses = StoredResponses(
             max_responses=config.max_stored_responses,
             max_bytes=config.max_stored_response_mb << 20,
@@ -48,6 +57,8 @@ class Sessions:
         )
         self._news, self._offered = News(), News()
         self._counted: dict[str, int] = {}
+        for name, changes in self._kept.read() if self._kept else ():
+            self._restore(name, changes)
 
     async def begin(self, name: str | None) -> CallStart | None:
         """A call that names a session begins; None if the session is not recorded.
@@ -75,23 +86,31 @@ class Sessions:
     async def end(self, name: str, number: int, call: RecordedCall | None) -> None:
         """A call that began is over; without a record it left nothing."""
         kind = self._store.end(name, number, call, now=time.monotonic())
+        if kind is not None and call is not None:
+            self._keep(name, "record", *written(call))
         RouterMetrics.session_calls.inc(tags={"kind": kind or "unrecorded"})
         self._show()
 
     async def create(
         self, metadata: dict[str, str], offer: SessionOffer | None = None
     ) -> SessionSummary:
-        """Make a session, for an agent outside if there is an offer."""
-        session = self._create(metadata, None, offer)
-        if offer is not None:
+        """Make a session, for an agent outside if there is an offer; see `SessionOffer.key`."""
+        if offer is None:
+            return self._create(metadata, None).summary()
+        session = self._store.known(offer)
+        if session is None:
+            session = self._create(metadata, None, offer)
+            self._keep(session.id, "create", metadata, offer.model_dump(mode="json"))
             self._offered.tell()
         return session.summary()
 
     async def take(self, run: str | None) -> SessionTaken:
         """Give the oldest offered session, of one run or any, to an agent that asks for work."""
-        session = self._store.take(run, now=time.monotonic())
+        session = self._store.offered(run)
         if session is None:
             return SessionTaken()
+        self._store.take(session, now=time.monotonic())
+        self._keep(session.id, "take")
         assert session.offer is not None
         offer = session.offer
         return SessionTaken(session=session.summary(), task=offer.task, model=offer.model)
@@ -110,6 +129,7 @@ class Sessions:
         """
         session = self._found(name)
         self._store.add_reward(session, reward, now=time.monotonic())
+        self._keep(name, "add_reward", reward)
         return session.summary()
 
     async def get(self, name: str, first: int = 0, count: int | None = None) -> SessionFields:
@@ -144,6 +164,7 @@ class Sessions:
         """
         session = self._found(name)
         self._store.finish(session, ending, now=time.monotonic(), wall=time.time())
+        self._keep(name, "finish", ending.model_dump(mode="json"))
         self._news.tell()
         return session.summary()
 
@@ -201,6 +222,11 @@ class Sessions:
         self._responses.get(name, now=time.monotonic())
         self._responses.remove(name)
 
+    def close(self) -> None:
+        """Nothing is kept on disk any more; another process may have the folder."""
+        if self._kept is not None:
+            self._kept.close()
+
     def _create(
         self, metadata: dict[str, str], name: str | None, offer: SessionOffer | None = None
     ) -> Session:
@@ -209,6 +235,33 @@ class Sessions:
         )
         self._show()
         return session
+
+    def _keep(self, name: str, *change: Any) -> None:
+        """Write what happened to a session, if it was offered and still is here."""
+        session = self._store.find(name)
+        if self._kept is not None and session is not None and session.offer is not None:
+            self._kept.write(name, *change)
+
+    def _restore(self, name: str, changes: list[Change]) -> None:
+        """Do again what an earlier process did to a session."""
+        now, wall = time.monotonic(), time.time()
+        if not changes:
+            return
+        (_, metadata, given), *later = changes
+        offer = SessionOffer.model_validate(given)
+        session = self._store.create(metadata, now=now, wall=wall, session_id=name, offer=offer)
+        for what, *given in later:
+            if what == "take":
+                self._store.take(session, now=now)
+            elif what == "record":
+                session.begun += 1
+                self._store.record(session, read_call(*given), now=now)
+            elif what == "add_reward":
+                self._store.add_reward(session, *given, now=now)
+            elif what == "finish":
+                ending = SessionEnding.model_validate(*given)
+                self._store.finish(session, ending, now=now, wall=wall)
+        self._show()
 
     def _found(self, name: str) -> Session:
         self._store.expire(time.monotonic())
@@ -222,6 +275,10 @@ class Sessions:
                 count - self._counted.get(reason, 0), {"reason": reason}
             )
             self._counted[reason] = count
+
+
+def _nothing(name: str) -> None:
+    """No session is kept."""
 
 
 def _check_size(leaves: Sequence[Turn], bound: int) -> None:

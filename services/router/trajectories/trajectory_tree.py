@@ -27,10 +27,13 @@ class History:
 
     Token ids alone decide what a trajectory is. This only tells why the ids of a conversation that
     goes on do not go on.
+
+    Attributes:
+        messages: as the client sent them.
     """
 
     def __init__(self, messages: Sequence[Any]) -> None:
-        self._messages = messages
+        self.messages = messages
         running = hashlib.blake2b(digest_size=16)
         self._digests = [running.digest()]
         for message in messages:
@@ -46,14 +49,14 @@ class History:
     @property
     def mark(self) -> HistoryMark:
         """What is kept of it."""
-        return HistoryMark(len(self._messages), self._digests[-1])
+        return HistoryMark(len(self.messages), self._digests[-1])
 
     def goes_on_from(self, mark: HistoryMark, answer: str) -> bool:
         """Whether it is `mark`, then what `answer` says, then perhaps more."""
         at = mark.length
-        if not at or at >= len(self._messages) or self._digests[at] != mark.digest:
+        if not at or at >= len(self.messages) or self._digests[at] != mark.digest:
             return False
-        role, text, calls = _plain(self._messages[at])
+        role, text, calls = _plain(self.messages[at])
         if role != "assistant" or not all(name in answer for name in calls):
             return False
         text, answer = text.strip(), answer.strip()
