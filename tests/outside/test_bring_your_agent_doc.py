@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import textwrap
 from pathlib import Path
 
 import yaml
@@ -13,7 +14,7 @@ from tests.outside.conftest import request, sampler
 PAGE = (Path(__file__).parents[2] / "docs" / "bring-your-agent.md").read_text()
 PROGRAM = re.search(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
 RUN_FILE, CLUSTER_FILE = (
-    yaml.safe_load(block.replace("\n    ", "\n"))
+    yaml.safe_load(textwrap.dedent(block))
     for block in re.findall(r"^ *```yaml\n(.*?)^ *```", PAGE, re.M | re.S)
 )
 
