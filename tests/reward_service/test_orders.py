@@ -79,6 +79,9 @@ async def test_the_tests_of_an_order_are_judged_as_if_each_were_alone(
     tests = [{"stdin": f"{n}", "expected": f"{n}", "group": str(n % 4)} for n in range(14)]
     grader = {"kind": "code", "policy": policy, "tests": tests, "limits": {"cpu_s": 0.2}}
     code = FAILS_LATE.format(fault=fault)
+    for module in ("sandbox.execution", "graders.code_job"):  # nothing here idles, but for a core
+        name = f"services.reward_service.{module}.idle_limit_s"
+        monkeypatch.setattr(name, lambda limits: 60.0)
     found = []
     for at_once in (1, 16):
         monkeypatch.setattr("services.reward_service.judging.trial._MAX_AT_ONCE", at_once)
