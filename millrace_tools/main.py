@@ -11,6 +11,7 @@ from rich.console import Console
 from millrace_tools import chat, comparison, export, view
 from millrace_tools.accept import command as accept
 from millrace_tools.agents import command as agent
+from millrace_tools.audit import command as audit
 from millrace_tools.cluster import replica, versions
 from millrace_tools.command import FAILED, INTERRUPTED, INVALID, Function
 from millrace_tools.demo import demo, init
@@ -32,7 +33,7 @@ COMMANDS = (
     *(export.export, grade.grade, doctor.doctor, view.view, chaos.chaos, top.top),
     *(comparison.compare_runs, comparison.report_runs),
     *(init.init, demo.demo, accept.accept),
-    agent.agent_run,
+    *(agent.agent_run, audit.audit),
 )
 
 

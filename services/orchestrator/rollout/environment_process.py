@@ -33,6 +33,11 @@ class EnvironmentProcess:
         self._open: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._starting = asyncio.Lock()
 
+    @property
+    def worker(self) -> int:
+        """The process that runs episodes now; 0 before there is one."""
+        return self._worker
+
     async def start(self) -> None:
         """Start the process and import the environment, unless it runs already.
 

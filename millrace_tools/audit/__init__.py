@@ -1,0 +1,1 @@
+"""`millrace audit`: what an environment pays for, before anyone rents a GPU for it."""

@@ -1,0 +1,67 @@
+"""The report of an audit: what `audit.json` holds."""
+
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import Field
+
+from services.protocol.strict import StrictModel
+
+
+class Verdict(StrEnum):
+    """What a check found."""
+
+    PASS = "pass"
+    WARN = "warn"
+    FAIL = "fail"
+    NOT_MEASURED = "not measured"
+
+
+class Finding(StrictModel):
+    """One check.
+
+    Attributes:
+        check: its id, such as `reward.empty`.
+        question: what it asks, for people.
+        verdict: the answer.
+        evidence: figures, and tasks by their ids.
+        reproduce: how to see it again; empty where there is nothing to see.
+    """
+
+    check: str
+    question: str
+    verdict: Verdict
+    evidence: str
+    reproduce: str = ""
+
+
+class AuditReport(StrictModel):
+    """A whole audit.
+
+    Attributes:
+        schema_version: of this file; another number is another shape.
+        millrace: version of the package.
+        made_at: UTC, such as `2026-01-31 12:00`.
+        subject: the run file's name.
+        tasks: how many were played.
+        episodes: how many were played in all.
+        findings: in the order of the checks.
+    """
+
+    schema_version: Literal[1] = 1
+    millrace: str
+    made_at: str
+    subject: str
+    tasks: int = Field(ge=1)
+    episodes: int = Field(ge=0)
+    findings: tuple[Finding, ...]
+
+    @property
+    def failed(self) -> tuple[Finding, ...]:
+        """Checks that failed."""
+        return tuple(one for one in self.findings if one.verdict is Verdict.FAIL)
+
+    @property
+    def text(self) -> str:
+        """As it is written."""
+        return self.model_dump_json(indent=1) + "\n"

@@ -1,0 +1,160 @@
+"""What is audited: the tasks of a run file, each with its environment or its grader."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from millrace_tools.audit.scripted_policy import Script, ScriptedPolicy
+from services.orchestrator.rollout.environment_process import EnvironmentProcess
+from services.orchestrator.rollout.rollout import RolloutFailed
+from services.orchestrator.tasks.task_table import TaskTable
+from services.protocol.errors import InvalidInput
+from services.protocol.reward.reward_service import ScoreJob
+from services.protocol.router import SESSION_HEADER
+from services.protocol.run.orchestrator import RunConfig
+from services.protocol.run.task import OUTSIDE, Task
+
+if TYPE_CHECKING:
+    from services.reward_service.scoring import Scoring
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How one episode ended.
+
+    Attributes:
+        reward: None if there is none.
+        reason: why there is none, empty if there is one.
+        seconds: how long it took, grading included.
+        calls: that the environment made of the policy.
+    """
+
+    reward: float | None
+    reason: str = ""
+    seconds: float = 0.0
+    calls: int = 0
+
+
+class Subject:
+    """Plays tasks with scripted answers; use it as an async context.
+
+    Args:
+        run: the run file.
+        scoring: grades texts.
+        at_once: episodes side by side.
+        timeout_s: longest episode.
+
+    Attributes:
+        episodes: played so far.
+    """
+
+    def __init__(
+        self, run: RunConfig, scoring: "Scoring", *, at_once: int, timeout_s: float
+    ) -> None:
+        self._run, self._scoring, self._timeout_s = run, scoring, timeout_s
+        self.episodes = 0
+        self._policy = ScriptedPolicy()
+        self._slots = asyncio.Semaphore(at_once)
+        self._environments: dict[str, EnvironmentProcess] = {}
+        self._ends = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        """Start the policy's server."""
+        await self._ends.enter_async_context(self._policy)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """End every process of an environment."""
+        await self.restart()
+        await self._ends.aclose()
+
+    async def restart(self) -> None:
+        """Have each environment imported anew, in another process."""
+        for environment in self._environments.values():
+            await environment.close()
+        self._environments = {}
+
+    def processes(self) -> list[int]:
+        """Those in which environments run."""
+        return [one.worker for one in self._environments.values()]
+
+    async def play_all(self, tasks: Sequence[Task], scripts: Sequence[Script]) -> list[Outcome]:
+        """One episode of each task, side by side, with the script at the same place."""
+        plays = (self.play(*pair) for pair in zip(tasks, scripts, strict=True))
+        return list(await asyncio.gather(*plays))
+
+    async def play(self, task: Task, script: Script) -> Outcome:
+        """One episode. What fails in it is an outcome.
+
+        Raises:
+            InvalidInput: the environment cannot be imported.
+        """
+        async with self._slots:
+            self.episodes += 1
+            began = time.monotonic()
+            episode = self._policy.begin(script)
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    reward = await self._rewarded(task, script, episode)
+                outcome = Outcome(reward=reward)
+            except RolloutFailed as failed:
+                outcome = Outcome(reward=None, reason=str(failed))
+            except TimeoutError:
+                outcome = Outcome(reward=None, reason=f"not ended after {self._timeout_s:g} s")
+            seconds = time.monotonic() - began
+            calls = self._policy.calls.pop(episode)
+            return Outcome(
+                reward=outcome.reward, reason=outcome.reason, seconds=seconds, calls=calls
+            )
+
+    async def _rewarded(self, task: Task, script: Script, episode: str) -> float:
+        if task.environment is None:
+            return await self._graded(task, script(task.chat))
+        environment = self._environments.get(task.environment)
+        if environment is None:
+            environment = EnvironmentProcess(task.environment)
+            self._environments[task.environment] = environment
+        await environment.start()
+        outcome = await environment.run(self._order(task, episode))
+        if "reward" in outcome:
+            return float(outcome["reward"])
+        return await self._graded(task, str(outcome["text"]))
+
+    async def _graded(self, task: Task, text: str) -> float:
+        if task.grader is None:
+            raise RolloutFailed("environment_result", "a text, and the task has no grader for it")
+        job = ScoreJob(job_id=task.task_id, completion=text, grader=task.grader)
+        (score,) = await self._scoring.score([job])
+        if score.reward is None:
+            raise RolloutFailed(score.verdict.value, score.detail)
+        return score.reward
+
+    def _order(self, task: Task, episode: str) -> dict[str, Any]:
+        return {
+            "task": task.model_dump(mode="json", exclude_unset=True),
+            "url": self._policy.url,
+            "session": {SESSION_HEADER: episode},
+            "api_key": "none",
+            "fixed": {"model": self._run.model, "temperature": self._run.sampling.temperature},
+            "max_tokens": self._run.sampling.max_tokens,
+            "seed": 0,
+            "timeout_s": self._timeout_s,
+            "sandbox_timeout_s": self._timeout_s,
+        }
+
+
+def audited_tasks(run: RunConfig, count: int) -> list[Task]:
+    """Tasks of the run, spread evenly over all there are.
+
+    Raises:
+        InvalidInput: agents outside play them, or the files cannot be used.
+    """
+    if OUTSIDE in run.environments:
+        fix = "An audit plays the episodes itself: name an environment, or none for a grader."
+        raise InvalidInput("environment", OUTSIDE, fix)
+    tasks = list(TaskTable(run).values())
+    step = max(1, len(tasks) // count)
+    return tasks[::step][:count]

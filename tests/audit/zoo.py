@@ -1,0 +1,67 @@
+"""Environments: a good one, and some that pay for the wrong thing."""
+
+import asyncio
+from typing import Any
+
+from openai import APIError, AsyncOpenAI
+
+from services.protocol.run.task import Task
+
+_TOLD: list[str] = []
+
+
+async def _said(client: AsyncOpenAI, task: Task) -> str:
+    reply = await client.chat.completions.create(model="policy", messages=task.chat)
+    return reply.choices[0].message.content or ""
+
+
+async def good(client: AsyncOpenAI, task: Task) -> float:
+    return float((await _said(client, task)).strip() == task.data["answer"])
+
+
+async def pays_silence(client: AsyncOpenAI, task: Task) -> float:
+    """Its check is whether the answer is part of what is right."""
+    return float((await _said(client, task)).strip() in task.data["answer"])
+
+
+async def pays_failures(client: AsyncOpenAI, task: Task) -> float:
+    try:
+        return await good(client, task)
+    except APIError:
+        return 0.0
+
+
+_ITS_ONLY_WORKER = asyncio.Lock()
+
+
+async def too_busy_is_wrong(client: AsyncOpenAI, task: Task) -> float:
+    """A check with one worker, for which an answer waits no longer than half a second."""
+    said = await _said(client, task)
+    try:
+        async with asyncio.timeout(0.5):
+            await _ITS_ONLY_WORKER.acquire()
+    except TimeoutError:
+        return 0.0
+    try:
+        await asyncio.sleep(0.2)
+    finally:
+        _ITS_ONLY_WORKER.release()
+    return 1.0 if said == task.data["answer"] else 0.4
+
+
+async def by_order(client: AsyncOpenAI, task: Task) -> float:
+    """Each task is compared with those before it."""
+    _TOLD.append(await _said(client, task))
+    return 0.4 / len(_TOLD)
+
+
+async def leaks(client: AsyncOpenAI, task: Task) -> float:
+    return await good(client, task)
+
+
+_KEPT: list[Any] = []
+
+
+async def grows(client: AsyncOpenAI, task: Task) -> float:
+    _KEPT.append(b"x" * (1 << 20))
+    return await good(client, task)
