@@ -23,7 +23,11 @@ def audited(
     if environment is not None:
         run["environment"] = f"{ZOO}:{environment}"
     (folder / "run.yaml").write_text(yaml.safe_dump(run))
-    given = {"episodes": 40, "out": folder / "audit", **options}
+    return audit_of(folder, **{"episodes": 40, **options})
+
+
+def audit_of(folder: Path, **options: Any) -> tuple[int, dict[str, dict[str, Any]], str]:
+    given = {"out": folder / "audit", **options}
     words = [str(word) for name, value in given.items() for word in (f"--{name}", value)]
     done = subprocess.run(
         [sys.executable, "-m", "millrace_tools.main", "audit", str(folder / "run.yaml"), *words],
