@@ -12,6 +12,7 @@ from millrace_tools import chat, comparison, export, view
 from millrace_tools.accept import command as accept
 from millrace_tools.agents import command as agent
 from millrace_tools.audit import command as audit
+from millrace_tools.audit import try_command
 from millrace_tools.cluster import replica, versions
 from millrace_tools.command import FAILED, INTERRUPTED, INVALID, Function
 from millrace_tools.demo import demo, init
@@ -33,7 +34,7 @@ COMMANDS = (
     *(export.export, grade.grade, doctor.doctor, view.view, chaos.chaos, top.top),
     *(comparison.compare_runs, comparison.report_runs),
     *(init.init, demo.demo, accept.accept),
-    *(agent.agent_run, audit.audit),
+    *(agent.agent_run, audit.audit, try_command.env),
 )
 
 

@@ -9,7 +9,6 @@ from rich.console import Console
 
 from millrace_tools.audit.findings import AuditReport, Finding, Verdict
 from millrace_tools.command import FAILED, command, option
-from millrace_tools.deploy.run_file import read_run_file
 from millrace_tools.output import print_line
 from services.protocol.errors import InvalidInput
 
@@ -55,30 +54,18 @@ def audit(arguments: argparse.Namespace, console: Console) -> int:
 async def _audited(arguments: argparse.Namespace, console: Console) -> AuditReport:
     # Graders take a second to import; only this command and `grade` need them.
     from millrace_tools.audit.audit import audit as run_audit
-    from millrace_tools.audit.subject import Subject, audited_tasks
-    from millrace_tools.grade.grading_config import grading_config
-    from services.reward_service.scoring import Scoring
+    from millrace_tools.audit.opened import opened
+    from millrace_tools.audit.scripted_policy import ScriptedPolicy
 
-    run = read_run_file(arguments.run_file)
-    tasks = audited_tasks(run, arguments.tasks)
-    graders = [task.grader for task in tasks if task.grader is not None]
-    config = grading_config(graders, source=arguments.run_file, deployment=arguments.deployment)
-    scoring = Scoring(config)
-    await scoring.start()
-    try:
-        async with Subject(
-            run, scoring, at_once=arguments.parallel, timeout_s=arguments.timeout
-        ) as subject:
-            return await run_audit(
-                subject,
-                tasks,
-                name=run.name,
-                seed=arguments.seed,
-                episodes=arguments.episodes,
-                told=lambda finding: _tell(finding, console),
-            )
-    finally:
-        await scoring.tools.aclose()
+    async with ScriptedPolicy() as policy, opened(arguments, policy) as (run, tasks, subject):
+        return await run_audit(
+            subject,
+            tasks,
+            name=run.name,
+            seed=arguments.seed,
+            episodes=arguments.episodes,
+            told=lambda finding: _tell(finding, console),
+        )
 
 
 def _tell(finding: Finding, console: Console) -> None:

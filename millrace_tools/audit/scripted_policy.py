@@ -25,12 +25,11 @@ class ScriptedPolicy:
 
     Attributes:
         url: where it answers.
-        calls: requests so far, by episode.
     """
 
     def __init__(self) -> None:
         self.url = ""
-        self.calls: dict[str, int] = {}
+        self._calls: dict[str, int] = {}
         self._scripts: dict[str, Script] = {}
         self._numbers = itertools.count()
         app = web.Application(client_max_size=1 << 26)
@@ -55,8 +54,13 @@ class ScriptedPolicy:
     def begin(self, script: Script) -> str:
         """The name of a new episode, whose calls this script answers."""
         episode = f"audit-{next(self._numbers)}"
-        self._scripts[episode], self.calls[episode] = script, 0
+        self._scripts[episode], self._calls[episode] = script, 0
         return episode
+
+    def end(self, episode: str) -> int:
+        """How many calls an episode has made; it may make no more."""
+        del self._scripts[episode]
+        return self._calls.pop(episode)
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
@@ -80,7 +84,7 @@ class ScriptedPolicy:
         episode = request.headers.get(SESSION_HEADER, "")
         if episode not in self._scripts:
             raise web.HTTPNotFound(text="no such episode")
-        self.calls[episode] += 1
+        self._calls[episode] += 1
         try:
             return self._scripts[episode](messages)
         except Refuse:

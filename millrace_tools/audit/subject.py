@@ -3,11 +3,12 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from millrace_tools.audit.scripted_policy import Script, ScriptedPolicy
+import httpx
+
+from millrace_tools.audit.scripted_policy import Script
 from services.orchestrator.rollout.environment_process import EnvironmentProcess
 from services.orchestrator.rollout.rollout import RolloutFailed
 from services.orchestrator.tasks.task_table import TaskTable
@@ -30,19 +31,34 @@ class Outcome:
         reason: why there is none, empty if there is one.
         seconds: how long it took, grading included.
         calls: that the environment made of the policy.
+        episode: its name.
     """
 
     reward: float | None
     reason: str = ""
     seconds: float = 0.0
     calls: int = 0
+    episode: str = ""
+
+
+class Policy(Protocol):
+    """Answers the calls of episodes."""
+
+    url: str
+
+    def begin(self, script: Any) -> str:
+        """The name of a new episode."""
+
+    def end(self, episode: str) -> int:
+        """How many calls an episode has made."""
 
 
 class Subject:
-    """Plays tasks with scripted answers; use it as an async context.
+    """Plays tasks; use it as an async context.
 
     Args:
         run: the run file.
+        policy: answers.
         scoring: grades texts.
         at_once: episodes side by side.
         timeout_s: longest episode.
@@ -52,24 +68,29 @@ class Subject:
     """
 
     def __init__(
-        self, run: RunConfig, scoring: "Scoring", *, at_once: int, timeout_s: float
+        self,
+        run: RunConfig,
+        policy: Policy,
+        scoring: "Scoring",
+        *,
+        at_once: int,
+        timeout_s: float,
     ) -> None:
-        self._run, self._scoring, self._timeout_s = run, scoring, timeout_s
+        self._run, self._policy, self._scoring = run, policy, scoring
+        self._timeout_s = timeout_s
         self.episodes = 0
-        self._policy = ScriptedPolicy()
         self._slots = asyncio.Semaphore(at_once)
         self._environments: dict[str, EnvironmentProcess] = {}
-        self._ends = AsyncExitStack()
+        self._http = httpx.AsyncClient(trust_env=False, timeout=timeout_s)
 
     async def __aenter__(self) -> Self:
-        """Start the policy's server."""
-        await self._ends.enter_async_context(self._policy)
+        """Environments are imported when they are needed."""
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         """End every process of an environment."""
         await self.restart()
-        await self._ends.aclose()
+        await self._http.aclose()
 
     async def restart(self) -> None:
         """Have each environment imported anew, in another process."""
@@ -86,8 +107,8 @@ class Subject:
         plays = (self.play(*pair) for pair in zip(tasks, scripts, strict=True))
         return list(await asyncio.gather(*plays))
 
-    async def play(self, task: Task, script: Script) -> Outcome:
-        """One episode. What fails in it is an outcome.
+    async def play(self, task: Task, script: Script | None = None) -> Outcome:
+        """One episode, with a script for a policy that takes one. What fails is an outcome.
 
         Raises:
             InvalidInput: the environment cannot be imported.
@@ -98,21 +119,19 @@ class Subject:
             episode = self._policy.begin(script)
             try:
                 async with asyncio.timeout(self._timeout_s):
-                    reward = await self._rewarded(task, script, episode)
+                    reward = await self._rewarded(task, episode)
                 outcome = Outcome(reward=reward)
             except RolloutFailed as failed:
                 outcome = Outcome(reward=None, reason=str(failed))
             except TimeoutError:
                 outcome = Outcome(reward=None, reason=f"not ended after {self._timeout_s:g} s")
             seconds = time.monotonic() - began
-            calls = self._policy.calls.pop(episode)
-            return Outcome(
-                reward=outcome.reward, reason=outcome.reason, seconds=seconds, calls=calls
-            )
+            calls = self._policy.end(episode)
+            return replace(outcome, seconds=seconds, calls=calls, episode=episode)
 
-    async def _rewarded(self, task: Task, script: Script, episode: str) -> float:
+    async def _rewarded(self, task: Task, episode: str) -> float:
         if task.environment is None:
-            return await self._graded(task, script(task.chat))
+            return await self._graded(task, await self._answer(task, episode))
         environment = self._environments.get(task.environment)
         if environment is None:
             environment = EnvironmentProcess(task.environment)
@@ -122,6 +141,16 @@ class Subject:
         if "reward" in outcome:
             return float(outcome["reward"])
         return await self._graded(task, str(outcome["text"]))
+
+    async def _answer(self, task: Task, episode: str) -> str:
+        """One call, as a run makes it for a task without an environment."""
+        order = self._order(task, episode)
+        body = {**order["fixed"], "messages": task.chat, "max_tokens": order["max_tokens"]}
+        url = f"{self._policy.url}/v1/chat/completions"
+        answer = await self._http.post(url, json=body, headers=order["session"])
+        if answer.status_code != httpx.codes.OK:
+            raise RolloutFailed(f"http_{answer.status_code}", answer.text[:300])
+        return str(answer.json()["choices"][0]["message"]["content"] or "")
 
     async def _graded(self, task: Task, text: str) -> float:
         if task.grader is None:

@@ -16,6 +16,11 @@ def audited(
     folder: Path, environment: str | None, rows: list[dict[str, Any]], **options: Any
 ) -> tuple[int, dict[str, dict[str, Any]], str]:
     """Exit status, findings by check, and what was printed."""
+    run_file(folder, environment, rows)
+    return audit_of(folder, **{"episodes": 40, **options})
+
+
+def run_file(folder: Path, environment: str | None, rows: list[dict[str, Any]]) -> None:
     tasks = folder / "tasks.jsonl"
     tasks.write_text("".join(json.dumps(row) + "\n" for row in rows))
     run: dict[str, Any] = {"name": "audited", "task_file": "tasks.jsonl", "model": "m", "steps": 1}
@@ -23,7 +28,6 @@ def audited(
     if environment is not None:
         run["environment"] = f"{ZOO}:{environment}"
     (folder / "run.yaml").write_text(yaml.safe_dump(run))
-    return audit_of(folder, **{"episodes": 40, **options})
 
 
 def audit_of(folder: Path, **options: Any) -> tuple[int, dict[str, dict[str, Any]], str]:

@@ -1,0 +1,36 @@
+"""A run file, opened to play its tasks here."""
+
+import argparse
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from millrace_tools.audit.subject import Policy, Subject, audited_tasks
+from millrace_tools.deploy.run_file import read_run_file
+from millrace_tools.grade.grading_config import grading_config
+from services.protocol.run.orchestrator import RunConfig
+from services.protocol.run.task import Task
+from services.reward_service.scoring import Scoring
+
+
+@asynccontextmanager
+async def opened(
+    arguments: argparse.Namespace, policy: Policy
+) -> AsyncIterator[tuple[RunConfig, list[Task], Subject]]:
+    """The run, the tasks that are played, and what plays them.
+
+    Raises:
+        InvalidInput: the run file or a grader of it cannot be used.
+    """
+    run = read_run_file(arguments.run_file)
+    tasks = audited_tasks(run, arguments.tasks)
+    graders = [task.grader for task in tasks if task.grader is not None]
+    config = grading_config(graders, source=arguments.run_file, deployment=arguments.deployment)
+    scoring = Scoring(config)
+    await scoring.start()
+    try:
+        async with Subject(
+            run, policy, scoring, at_once=arguments.parallel, timeout_s=arguments.timeout
+        ) as subject:
+            yield run, tasks, subject
+    finally:
+        await scoring.tools.aclose()
