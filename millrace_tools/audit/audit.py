@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
-from millrace_tools.audit.answers import Candidate, always, worthless
+from millrace_tools.audit.answers import Candidate, always
 from millrace_tools.audit.checks.operations import operation_findings
 from millrace_tools.audit.checks.repeats import repeat_findings
 from millrace_tools.audit.checks.reward import reward_findings
@@ -32,7 +32,7 @@ async def audit(
         findings.extend(found)
 
     add(await reward_findings(subject, tasks, seed))
-    add(await repeat_findings(subject, tasks, [_known(task, seed) for task in tasks]))
+    add(await repeat_findings(subject, tasks, [_known(task) for task in tasks]))
     add(await operation_findings(subject, tasks, episodes))
     return AuditReport(
         millrace=version("millrace"),
@@ -44,9 +44,9 @@ async def audit(
     )
 
 
-def _known(task: Task, seed: int) -> Candidate:
+def _known(task: Task) -> Candidate:
     """The right answer where there is one, and else one that says something."""
     reference = None if task.grader is None else reference_of(task.grader)
     if reference is not None:
         return Candidate("reference", always(reference))
-    return worthless(task, seed)[2]
+    return Candidate("some words", always("an answer"))

@@ -25,14 +25,12 @@ class Finding(StrictModel):
         question: what it asks, for people.
         verdict: the answer.
         evidence: figures, and tasks by their ids.
-        reproduce: how to see it again; empty where there is nothing to see.
     """
 
     check: str
     question: str
     verdict: Verdict
     evidence: str
-    reproduce: str = ""
 
 
 class AuditReport(StrictModel):

@@ -34,6 +34,6 @@ def page(report: AuditReport) -> str:
 
 def _row(finding: Finding) -> list[Child]:
     verdict = el("span", {"class": _CLASSES[finding.verdict]}, finding.verdict.value)
-    evidence = "\n".join(filter(None, [finding.evidence, finding.reproduce]))
-    texts = [el("td", {"class": "text"}, text) for text in (finding.question, evidence)]
+    said = (finding.question, finding.evidence)
+    texts = [el("td", {"class": "text"}, text) for text in said]
     return [finding.check, texts[0], verdict, texts[1]]
