@@ -136,6 +136,24 @@ async def test_a_relay_keeps_a_version_until_the_next_one_has_it_and_then_skips_
     assert failed == []
 
 
+async def test_a_relay_does_not_keep_a_version_for_one_that_is_silent(world: World) -> None:
+    """A relay that died while its link was being opened breaks no connection."""
+    ranks = await world.register_trainer()
+    first, second = await relay(world, "n1"), await relay(world, "n2")
+    await world.bus.publish(manifest(0))
+    order = await first.receive(StageWeights)
+    await second.receive(StageWeights)
+    await first.vote(order)
+    assert [(await first.receive(SendWeights)).version for _ in ranks] == [0, 0]
+    await world.bus.publish(manifest(1))
+    world.clock.now += world.config.heartbeat_timeout_s + 1
+    await world.register_trainer()
+    for end in (first, *ranks):
+        assert (await world.bus.next_orders(end.id, end.acknowledged, 0.0)).known
+    await world.bus.expire()
+    assert (await first.receive(StageWeights)).manifest.version == 1
+
+
 async def test_relays_take_the_version_of_the_one_before_them_and_not_a_newer_one(
     world: World,
 ) -> None:

@@ -59,7 +59,9 @@ class RelayDelivery:
 
     def _is_due(self) -> bool:
         relay, offer = self._relay, self._offer()
-        if relay is None or offer is None or relay.is_passing_on:
+        if relay is None or offer is None:
+            return False
+        if self._context.relays.is_passing_on(self._relay_id):
             return False
         manifest, _ = offer
         is_older = relay.held is not None and manifest.version < relay.held.version

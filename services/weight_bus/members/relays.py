@@ -38,11 +38,6 @@ class Relay:
     readers: set[str] = field(default_factory=set)
     fed: dict[str, int] = field(default_factory=dict)
 
-    @property
-    def is_passing_on(self) -> bool:
-        """Whether members still receive the version that it holds."""
-        return self.held is not None and self.held.version in self.fed.values()
-
     def holds(self, manifest: WeightManifest) -> bool:
         """Whether it holds these very bytes as this version."""
         held = self.held
@@ -114,6 +109,14 @@ class Relays:
         """Whether it was heard of lately."""
         relay = self._relays.get(relay_id)
         return relay is not None and self._clock() - relay.seen_at <= self._heartbeat_timeout_s
+
+    def is_passing_on(self, relay_id: str) -> bool:
+        """Whether members still receive the version that it holds; silent relays do not."""
+        relay = self._relays.get(relay_id)
+        if relay is None or relay.held is None:
+            return False
+        receivers = [one for one, version in relay.fed.items() if version == relay.held.version]
+        return any(one not in self._relays or self.alive(one) for one in receivers)
 
     def before(self, relay_id: str, newest: int, *, avoided: frozenset[str]) -> str | None:
         """The nearest relay ahead in the chain that works, or has the newest version anyway."""
