@@ -24,10 +24,12 @@ class Conversation:
     Attributes:
         prompt: the user's first words.
         turns: what the model says, each with what it is told then.
+        told_by: the role of those who tell it.
     """
 
     prompt: str
     turns: list[tuple[str, str]]
+    told_by: str = "user"
 
     @property
     def text(self) -> str:
@@ -38,7 +40,8 @@ class Conversation:
         """The messages before the model's line of this number."""
         messages = [{"role": "user", "content": self.prompt}]
         for said, told in self.turns[:place]:
-            messages += [{"role": "assistant", "content": said}, {"role": "user", "content": told}]
+            messages.append({"role": "assistant", "content": said})
+            messages.append({"role": self.told_by, "content": told})
         return messages
 
 

@@ -10,7 +10,11 @@ PAD, START, END = "<|pad|>", "<|im_start|>", "<|im_end|>"
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
-    "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "<|im_start|>{{ message.role }}\n{{ message.content or '' }}"
+    "{% for call in message.tool_calls or [] %}"
+    "<tool_call>\n{{ {'name': call.function.name, 'arguments': call.function.arguments}"
+    " | tojson }}\n</tool_call>"
+    "{% endfor %}<|im_end|>\n"
     "{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )

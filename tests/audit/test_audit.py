@@ -37,7 +37,7 @@ def audit_of(folder: Path, **options: Any) -> tuple[int, dict[str, dict[str, Any
         [sys.executable, "-m", "millrace_tools.main", "audit", str(folder / "run.yaml"), *words],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=840,
         check=False,
     )
     report = folder / "audit" / "audit.json"

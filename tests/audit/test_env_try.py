@@ -33,7 +33,7 @@ async def tried(folder: Path, url: str, *words: str) -> tuple[int, str]:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
-    written, _ = await asyncio.wait_for(process.communicate(), 240)
+    written, _ = await asyncio.wait_for(process.communicate(), 840)
     return process.returncode or 0, written.decode()
 
 

@@ -512,7 +512,7 @@ async def run_to_end(cluster: World, config: RunConfig, *, resume: str | None = 
     """Start a run and wait for its end."""
     runs = Runs(cluster.config, lambda: cluster.peers)
     status = await runs.start(RunRequest(config=config, resume=resume))
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(600):
         ended = await runs.ended(status.run_id)
     assert_tokens_agree(ended)
     return ended

@@ -1,0 +1,1 @@
+"""Other people's clients, unchanged, against the front door of a cluster."""

@@ -1,0 +1,28 @@
+"""The page of clients says what the last run of them found, and names every program."""
+
+import json
+
+from tests.clients.matrix import BEGIN, CHECKS, CLIENTS, END, PAGE, PROGRAMS, RECORD, table
+
+
+def test_the_page_shows_the_record() -> None:
+    shown = PAGE.read_text().split(BEGIN)[1].split(END)[0]
+    assert shown.strip() == table(json.loads(RECORD.read_text())).strip()
+
+
+def test_every_client_was_run_and_no_check_failed() -> None:
+    recorded = json.loads(RECORD.read_text())
+    assert list(recorded) == list(CLIENTS)
+    for name, row in recorded.items():
+        assert set(row["checks"]) <= set(CHECKS), name
+        assert not any(row["checks"].values()), name
+
+
+def test_every_program_is_a_clients() -> None:
+    programs = {one.name for one in PROGRAMS.iterdir() if one.is_file()}
+    known = {client.program for client in CLIENTS.values()}
+    assert programs - known == {"checks.py", "checks.mjs"}
+
+
+def test_the_page_explains_each_check() -> None:
+    assert all(f"| {check} | " in PAGE.read_text() for check in CHECKS)
