@@ -17,7 +17,7 @@ def audited(
 ) -> tuple[int, dict[str, dict[str, Any]], str]:
     """Exit status, findings by check, and what was printed."""
     run_file(folder, environment, rows)
-    return audit_of(folder, **{"episodes": 40, **options})
+    return audit_of(folder, **{"episodes": 40, "timeout": 600, **options})
 
 
 def run_file(folder: Path, environment: str | None, rows: list[dict[str, Any]]) -> None:

@@ -75,7 +75,9 @@ async def test_tokens_are_counted(claude):
 
 
 async def test_a_client_that_goes_takes_its_answer_along(calling, claude):
-    asked = {**ASKED, "max_tokens": 400}
+    many = {"type": "array", "items": {"enum": [1, 2]}, "minItems": 100, "maxItems": 100}
+    long = {"output_config": {"format": {"type": "json_schema", "schema": many}}}
+    asked = {**ASKED, "max_tokens": 400, "extra_body": {**ASKED.get("extra_body", {}), **long}}
     async with claude.messages.stream(**asked) as stream:
         async for _ in stream:
             await until_busy(calling)

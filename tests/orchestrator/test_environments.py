@@ -228,7 +228,7 @@ async def test_a_runs_ledger_balances_whatever_an_environment_does(
         config = cluster.run_config(
             environment=ZOO,
             steps=2,
-            rollout_timeout_s=4.0,  # of which a busy machine takes most to start a process
+            rollout_timeout_s=12.0,  # of which a busy machine takes most to start a process
             schedule={"preset": "one_step_off"},
         )
         status = await run_to_end(cluster, config)
