@@ -10,7 +10,7 @@ import asyncio
 from typing import Any
 
 import httpx
-from agents import AgentsException, OpenAIProvider
+from agents import AgentsException, MaxTurnsExceeded, ModelBehaviorError, OpenAIProvider
 from openai import AsyncOpenAI, OpenAIError
 
 from examples.outside_agent.agent import serve
@@ -55,7 +55,7 @@ async def serve_next(router: httpx.AsyncClient, take_s: float = TAKE_S) -> bool:
 
 
 async def _ending(base_url: str, session: str, task: dict[str, Any]) -> dict[str, Any]:
-    """What is said of a session: a failure of the server is never a reward."""
+    """What is said of a session: a mistake of the model is worth 0, any other failure nothing."""
     async with AsyncOpenAI(base_url=base_url, api_key=session) as client:
         try:
             asked = await serve(
@@ -63,9 +63,9 @@ async def _ending(base_url: str, session: str, task: dict[str, Any]) -> dict[str
                 task["data"]["prices"],
                 OpenAIProvider(openai_client=client),
             )
-        except AgentsException:  # no sum, or a call of a tool that there is not
+        except (MaxTurnsExceeded, ModelBehaviorError):  # no sum, or a tool that there is not
             return {"reward": 0.0}
-        except OpenAIError as error:
+        except (OpenAIError, AgentsException) as error:
             print(f"{session}: {type(error).__name__}: {error}", flush=True)
             return {"failure": f"{type(error).__name__}: {error}"}
     return {"reward": float(asked == str(task["data"]["total"]))}

@@ -2,7 +2,7 @@
 
     python -m tests.clients.matrix [--only NAME ...] [--keep FOLDER] [--record]
 
-The cluster is deploy/laptop.yaml with two replicas, a tool parser and API keys. Each client is
+The cluster is deploy/laptop.yaml with a tool parser and API keys. Each client is
 installed into an environment of its own (uv, npm) and runs its program of `programs/`; nothing may
 be in flight when it ends. `--record` writes record.json and the table of docs/clients.md.
 """
@@ -23,6 +23,7 @@ import httpx
 from rich.console import Console
 
 from benchmarks.deployment import deployed
+from benchmarks.report import markdown, with_table
 from millrace_tools.capacity.machine import free_port
 from millrace_tools.demo.demo import DemoOptions
 
@@ -36,7 +37,6 @@ SERVED = "clerk"
 """The model of examples/outside_agent, which calls tools."""
 KEY = "a-key-of-the-client-matrix"
 INSTALL_S, PROGRAM_S, IDLE_S = 1200.0, 900.0, 60.0
-BEGIN, END = "<!-- table: clients -->\n", "<!-- end -->"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,15 +120,18 @@ def run_program(command: list[str], url: str) -> dict[str, str | None]:
         "DSPY_CACHEDIR": tempfile.gettempdir(),
     }
     with tempfile.TemporaryDirectory(prefix="client-") as folder:
-        done = subprocess.run(
-            command,
-            env=environment,
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=PROGRAM_S,
-            check=False,
-        )
+        try:
+            done = subprocess.run(
+                command,
+                env=environment,
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                timeout=PROGRAM_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return {"start": f"not ended after {PROGRAM_S:g} s"}
     lines = [line for line in done.stdout.splitlines() if line.startswith('{"check"')]
     found = {one["check"]: one["error"] for one in map(json.loads, lines)}
     if not found or any(found.values()):
@@ -152,11 +155,16 @@ def until_idle(url: str) -> str | None:
 def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
     """The table of docs/clients.md."""
     head = ["client", "version", *CHECKS]
-    lines = [f"| {' | '.join(head)} |", f"| {' | '.join('---' for _ in head)} |"]
-    for name, row in rows.items():
-        cells = [_cell(row["checks"], check) for check in CHECKS]
-        lines.append(f"| {' | '.join([name, row['version'], *cells])} |")
-    return "\n".join(lines) + "\n"
+    lines = [
+        [name, row["version"], *(_cell(row["checks"], check) for check in CHECKS)]
+        for name, row in rows.items()
+    ]
+    return markdown([head, *lines])
+
+
+def shown(page: str, rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """The page with the table of these rows."""
+    return with_table(page, "clients", "\n" + table(rows))
 
 
 def _cell(found: Mapping[str, str | None], check: str) -> str:
@@ -185,9 +193,7 @@ def main() -> int:
         known = {**json.loads(RECORD.read_text()), **rows} if RECORD.exists() else rows
         rows = {name: known[name] for name in CLIENTS if name in known}
         RECORD.write_text(json.dumps(rows, indent=1) + "\n")
-        page = PAGE.read_text()
-        before, rest = page.split(BEGIN)
-        PAGE.write_text(f"{before}{BEGIN}\n{table(rows)}{END}{rest.split(END, 1)[1]}")
+        PAGE.write_text(shown(PAGE.read_text(), rows))
     print(table(rows))
     failed = [(name, check, error) for name, row in rows.items()
               for check, error in row["checks"].items() if error]  # fmt: skip
@@ -203,7 +209,7 @@ def run_all(names: list[str], folder: Path) -> dict[str, dict[str, Any]]:
     rows: dict[str, dict[str, Any]] = {}
     options = DemoOptions(seed=0, port=free_port(), steps=None)
     _do(sys.executable, "-m", "examples.outside_agent.make_model")
-    keys = Path(tempfile.mkdtemp(prefix="keys-")) / "keys.yaml"
+    keys = folder / "keys.yaml"
     keys.write_text(f"- {{name: matrix, key: {KEY}}}\n")
     os.environ["MILLRACE_API_KEY"] = os.environ["MILLRACE_ROUTER_KEY"] = KEY
     with deployed(options, Console(), **_arguments(str(keys))):

@@ -2,12 +2,12 @@
 
 import json
 
-from tests.clients.matrix import BEGIN, CHECKS, CLIENTS, END, PAGE, PROGRAMS, RECORD, table
+from tests.clients.matrix import CHECKS, CLIENTS, PAGE, PROGRAMS, RECORD, shown
 
 
 def test_the_page_shows_the_record() -> None:
-    shown = PAGE.read_text().split(BEGIN)[1].split(END)[0]
-    assert shown.strip() == table(json.loads(RECORD.read_text())).strip()
+    page = PAGE.read_text()
+    assert page == shown(page, json.loads(RECORD.read_text()))
 
 
 def test_every_client_was_run_and_no_check_failed() -> None:

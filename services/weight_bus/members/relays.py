@@ -111,7 +111,7 @@ class Relays:
         return relay is not None and self._clock() - relay.seen_at <= self._heartbeat_timeout_s
 
     def is_passing_on(self, relay_id: str) -> bool:
-        """Whether members still receive the version that it holds; silent relays do not."""
+        """Whether members still receive the version that it holds; silent relays do not count."""
         relay = self._relays.get(relay_id)
         if relay is None or relay.held is None:
             return False

@@ -16,6 +16,18 @@ class TwoCustomers(vf.MultiTurnEnv):
         return [{"role": "user", "content": "3 pen"}]
 
 
+class TokenClient(OpenAIChatCompletionsTokenClient):
+    """Sends messages where it cannot go on from tokens, and only logs it: here it must not."""
+
+    turns = 0
+
+    async def get_prompt_ids(self, *args, **more):
+        found = await super().get_prompt_ids(*args, **more)
+        assert found is not None, "it fell back to messages"
+        TokenClient.turns += 1
+        return found
+
+
 def _said(completion, **_) -> float:
     return float(
         all(message["role"] != "assistant" or message["content"] for message in completion)
@@ -27,7 +39,7 @@ async def _episode(kind=OpenAIChatCompletionsClient, **sampling) -> str:
     environment = TwoCustomers(
         dataset=Dataset.from_list([example]), rubric=vf.Rubric(funcs=[_said]), max_turns=2
     )
-    sampling = {"max_tokens": 16, **sampling}
+    sampling = {"max_tokens": 100, **sampling}  # a turn that is cut is not gone on from
     client = kind(AsyncOpenAI(max_retries=0))
     done = await environment.run_rollout(example, client, MODEL, sampling)
     assert not done.get("error"), done["error"]
@@ -40,7 +52,8 @@ async def answer():
 
 async def tokens():
     """Its token client goes on from the tokens of the first turn."""
-    assert await _episode(OpenAIChatCompletionsTokenClient) == "1.0"
+    assert await _episode(TokenClient) == "1.0"
+    assert TokenClient.turns == 1
 
 
 async def responses():
