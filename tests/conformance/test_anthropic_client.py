@@ -6,7 +6,7 @@ import anthropic
 import pytest
 
 from services.protocol.router import SESSION_HEADER
-from tests.conformance.conftest import until_busy, until_idle
+from tests.conformance.conftest import until_idle
 from tests.conformance.saying import ASK
 from tests.router.vllm_process import MODEL
 
@@ -79,9 +79,7 @@ async def test_a_client_that_goes_takes_its_answer_along(calling, claude):
     long = {"output_config": {"format": {"type": "json_schema", "schema": many}}}
     asked = {**ASKED, "max_tokens": 400, "extra_body": {**ASKED.get("extra_body", {}), **long}}
     async with claude.messages.stream(**asked) as stream:
-        async for _ in stream:
-            await until_busy(calling)
-            break
+        await anext(aiter(stream))
     await until_idle(calling)
 
 
