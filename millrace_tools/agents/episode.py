@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import signal
 import subprocess
 from collections.abc import Sequence
@@ -76,11 +77,11 @@ class Episode:
             except OSError as error:
                 return _failure(f"it cannot be started: {error}")
             try:
-                status = process.wait(timeout_s)
-            except subprocess.TimeoutExpired:
-                return _failure(f"not ended after {timeout_s:g} s")
+                in_time = _has_ended(process, timeout_s)
             finally:
-                _end(process)
+                status = _end(process)
+        if not in_time:
+            return _failure(f"not ended after {timeout_s:g} s")
         if status:
             return _failure(f"exit status {status}: {self._last_words()}")
         return self._ending()
@@ -112,10 +113,22 @@ def _failure(why: str) -> dict[str, Any]:
     return {"failure": why[:_SHOWN]}
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End the program and all that it started: it leads a process group of its own."""
+def _has_ended(process: "subprocess.Popen[bytes]", timeout_s: float) -> bool:
+    """Wait for the program, and do not ask for its status yet: until then its process group can
+    be no other one's."""
+    descriptor = os.pidfd_open(process.pid)
+    try:
+        ends = select.poll()
+        ends.register(descriptor, select.POLLIN)
+        return bool(ends.poll(1000 * timeout_s))
+    finally:
+        os.close(descriptor)
+
+
+def _end(process: "subprocess.Popen[bytes]") -> int:
+    """End the program and all that it started; returns its status."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_GRACE_S)
+        _has_ended(process, _GRACE_S)
+    return process.wait()

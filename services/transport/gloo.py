@@ -72,7 +72,8 @@ class GlooLink:
         """
         started, client = time.monotonic(), None
         try:
-            client = connect(self.link.store_host, self.link.store_port)
+            host, port = self.link.store_host, self.link.store_port
+            client = connect(host, port, self.link.timeout_s)
             self._group = ProcessGroupGloo(
                 Rendezvous(client, self.link.prefix, self.link.timeout_s),
                 self._member,

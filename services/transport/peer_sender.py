@@ -1,6 +1,7 @@
 """A receiver's version on its way to another receiver, in the place of the trainer's ranks."""
 
 import threading
+import weakref
 from concurrent.futures import Future
 
 from services.protocol.weights.weight_bus import SendWeights
@@ -59,20 +60,20 @@ class PeerSender:
         self._cancelled = False
         self.done: Future[int] = Future()
         self.done.set_running_or_notify_cancel()
-        link = order.link
-        source = StagedSource(staged, link.trainer_rank, link.timeout_s)
-        threading.Thread(
-            target=self._send, args=(source,), name=f"seed {link.prefix}", daemon=True
-        ).start()
+        # A link that cannot be opened must not hold the memory of a version that is superseded.
+        args = (weakref.ref(staged),)
+        name = f"seed {order.link.prefix}"
+        threading.Thread(target=self._send, args=args, name=name, daemon=True).start()
 
     def cancel(self) -> None:
         """End at the next bucket, or at the link's deadline."""
         self._cancelled = True
 
-    def _send(self, source: StagedSource) -> None:
+    def _send(self, staged: "weakref.ref[StagedVersion]") -> None:
         link = make_link(self._order.link, self._address)
         try:
             link.open()
+            source = self._source(staged)
             sent = link.send(source, self._order.base, cancelled=lambda: self._cancelled)
         except LinkBroken as broken:
             # Only its words: its frames know this thread's version, and `done` is known to them.
@@ -82,3 +83,9 @@ class PeerSender:
             self.done.set_result(sent)
         finally:
             link.close()
+
+    def _source(self, staged: "weakref.ref[StagedVersion]") -> StagedSource:
+        held = staged()
+        if held is None:
+            raise LinkBroken("superseded")
+        return StagedSource(held, self._order.link.trainer_rank, self._order.link.timeout_s)

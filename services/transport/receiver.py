@@ -149,12 +149,12 @@ class VersionReceiver:
             newest = self._newest()
             raise LinkBroken("superseded" if newest > version else f"version {version} is not here")
         sender = self._sends[prefix] = PeerSender(order, held, self._host)
+        del held  # its memory goes with the version that takes its place
         try:
             return await asyncio.wrap_future(sender.done)
         finally:
             sender.cancel()
             self._sends.pop(prefix, None)
-            del sender, held  # an error would hold this frame, and so the version's memory
 
     def end_sends(self, prefix: str) -> None:
         """Call off sends whose prefix starts with `prefix`."""

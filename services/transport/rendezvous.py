@@ -8,40 +8,78 @@ client for each store and asks it in short questions only.
 
 import threading
 import time
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
 _POLL_S = 0.005
-_CONNECT_TIMEOUT = timedelta(seconds=10)
+_CONNECT_S = 10.0
 
-_clients: dict[tuple[str, int], TCPStore] = {}
+
+@dataclass(eq=False)
+class _Connection:
+    """A client, or the attempt to connect it.
+
+    The attempt has a thread of its own: torch waits without end for a store that accepts a
+    connection and then says nothing, whatever the timeout.
+    """
+
+    began: float = field(default_factory=time.monotonic)
+    client: Future[TCPStore] = field(default_factory=Future)
+
+    @property
+    def lost(self) -> bool:
+        """It failed, or takes too long."""
+        if self.client.done():
+            return self.client.exception() is not None
+        return time.monotonic() - self.began > _CONNECT_S
+
+    def attempt(self, host: str, port: int) -> None:
+        """Connect; called by its thread."""
+        limit = timedelta(seconds=_CONNECT_S)
+        try:
+            client = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
+        # Edge of the thread: every error becomes that of the links which wait.
+        except Exception as error:  # noqa: BLE001
+            self.client.set_exception(RuntimeError(str(error)))
+        else:
+            self.client.set_result(client)
+
+
+_connections: dict[tuple[str, int], _Connection] = {}
 _lock = threading.Lock()
 
 
-def connect(host: str, port: int) -> TCPStore:
+def connect(host: str, port: int, timeout_s: float = _CONNECT_S) -> TCPStore:
     """This process's client of a store.
 
     Raises:
-        RuntimeError: the store does not answer.
+        RuntimeError: the store does not answer in time.
     """
     with _lock:
-        client = _clients.get((host, port))
-        if client is None:
-            client = TCPStore(
-                host, port, is_master=False, wait_for_workers=False, timeout=_CONNECT_TIMEOUT
-            )
-            _clients.clear()  # a process follows one bus at a time
-            _clients[(host, port)] = client
-        return client
+        known = _connections.get((host, port))
+        if known is None or known.lost:
+            known = _Connection()
+            _connections.clear()  # a process follows one bus at a time
+            _connections[(host, port)] = known
+            name = f"store {host}:{port}"
+            threading.Thread(
+                target=known.attempt, args=(host, port), name=name, daemon=True
+            ).start()
+    try:
+        return known.client.result(timeout_s)
+    except TimeoutError:
+        raise RuntimeError(f"the store at {host}:{port} does not answer") from None
 
 
 def disconnect(client: TCPStore) -> None:
     """Have the next `connect` make a new client: this one has failed."""
     with _lock:
-        for place, known in list(_clients.items()):
-            if known is client:
-                del _clients[place]
+        for place, known in list(_connections.items()):
+            if known.client.done() and not known.lost and known.client.result() is client:
+                del _connections[place]
 
 
 class Rendezvous(Store):

@@ -2,6 +2,7 @@
 
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
@@ -96,8 +97,8 @@ class StagedVersion:
         began = time.monotonic()
         for link in links:
             threading.Thread(
-                target=self._receive,
-                args=(link, open_link, attempt, began),
+                target=_receive,
+                args=(weakref.ref(self), link, open_link, attempt, began),
                 name=f"weights {link.prefix}",
                 daemon=True,
             ).start()
@@ -106,7 +107,7 @@ class StagedVersion:
     def stop(self, error: str = "abandoned") -> None:
         """End the attempt; after it nothing is written any more, and its threads end at their next
         bucket or at their link's deadline."""
-        self._fail(self._attempt, error)
+        self.fail(self._attempt, error)
         for lock in self._writing:
             with lock:
                 pass
@@ -153,17 +154,15 @@ class StagedVersion:
             raise LinkBroken("superseded")
         return whole(payload)
 
-    def _fail(self, attempt: Future[float], error: str) -> None:
+    def fail(self, attempt: Future[float], error: str) -> None:
+        """End an attempt, unless it has ended."""
         with self._moved:
             if not attempt.done():
                 attempt.set_exception(StageFailed(error))
 
-    def _receive(
-        self, link: Link, open_link: OpenLink, attempt: Future[float], began: float
-    ) -> None:
-        opened: GlooLink | None = None
+    def fill(self, link: Link, opened: GlooLink, attempt: Future[float], began: float) -> None:
+        """Receive over an open link what has not come over it yet; called by its thread."""
         try:
-            opened = open_link(link)
             here, first = self._arrived[link.trainer_rank], link.stripe
             while first in here:
                 first += link.stripes
@@ -172,13 +171,11 @@ class StagedVersion:
                 self._receive_bucket(opened, link.trainer_rank, bucket, attempt)
         # Edge of the thread: every error becomes the receiver's vote.
         except Exception as error:  # noqa: BLE001
-            self._fail(attempt, f"trainer rank {link.trainer_rank}: {error}")
+            self.fail(attempt, f"trainer rank {link.trainer_rank}: {error}")
         with self._moved:
             if self.complete and not attempt.done():
                 self._base = None  # or every version would keep the one before
                 attempt.set_result(time.monotonic() - began)
-        if attempt.done() and attempt.exception() is not None and opened is not None:
-            opened.close()  # the sender need not wait for its deadline
 
     def _receive_bucket(
         self, link: GlooLink, rank: int, bucket: int, attempt: Future[float]
@@ -216,3 +213,25 @@ class StagedVersion:
             held = "none" if base is None else base.manifest.version
             raise ValueError(f"changes onto version {encoded.base} came, but the base is {held}")
         return base.bytes.shard_bytes(rank, bucket)
+
+
+def _receive(
+    held: "weakref.ref[StagedVersion]",
+    link: Link,
+    open_link: OpenLink,
+    attempt: Future[float],
+    began: float,
+) -> None:
+    """Open a link and receive; while it is being opened, the memory of a version that is
+    superseded meanwhile can go."""
+    try:
+        opened = open_link(link)
+    # Edge of the thread: every error becomes the receiver's vote.
+    except Exception as error:  # noqa: BLE001
+        if (staged := held()) is not None:
+            staged.fail(attempt, f"trainer rank {link.trainer_rank}: {error}")
+        return
+    if (staged := held()) is not None:
+        staged.fill(link, opened, attempt, began)
+    if attempt.done() and attempt.exception() is not None:
+        opened.close()  # the sender need not wait for its deadline

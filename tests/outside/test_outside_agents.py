@@ -8,6 +8,7 @@ import anthropic
 import openai
 import pytest
 
+from services.observability.metrics import RouterMetrics
 from services.orchestrator.rollout.rollout import RolloutFailed
 from services.orchestrator.rollout.session_client import SessionClient
 from services.protocol.errors import InvalidInput
@@ -315,6 +316,29 @@ async def test_a_change_that_was_not_written_whole_is_left_out(tmp_path):
     assert (await after.finish(name, SessionEnding())).reward is None, "the reward was cut"
     after.close()
     assert (await kept(tmp_path).get(name)).state == "finished"
+
+
+async def test_a_damaged_session_is_set_aside_and_the_others_are_there(tmp_path):
+    before = kept(tmp_path)
+    names = [await played(before), (await before.create({}, offer(key="g/2"))).id]
+    before.close()
+    file = tmp_path / "sessions" / names[0]
+    file.write_bytes(b"\0" * 9 + b"\n" + file.read_bytes())
+    after = kept(tmp_path)
+    assert [one.id for one in await after.listed("open", 0, 10, 0)] == names[1:]
+    assert file.with_name(f"damaged-{file.name}").exists()
+
+
+async def test_a_session_that_cannot_be_written_is_counted_and_goes_on(tmp_path, monkeypatch):
+    failed: list[int] = []
+    monkeypatch.setattr(RouterMetrics.sessions_not_written, "inc", lambda: failed.append(1))
+    sessions = kept(tmp_path)
+    name = (await sessions.create({}, offer())).id
+    file = tmp_path / "sessions" / name
+    file.unlink()
+    file.mkdir()
+    assert (await sessions.finish(name, SessionEnding(reward=1.0))).reward == 1.0
+    assert failed
 
 
 def test_a_folder_that_another_router_uses_is_refused(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ import torch
 from services.protocol.errors import InvalidInput
 from services.protocol.weights.weight_bus import SendWeights
 from services.transport.bucket import Kind
-from services.transport.gloo import LinkBroken
+from services.transport.gloo import GlooLink, LinkBroken
 from services.transport.peer_sender import PATIENCE, StagedSource
 from services.transport.receiver import VersionReceiver
 from services.transport.shared_memory import Mappings, SharedBuffer
@@ -139,6 +139,32 @@ async def test_a_failed_send_and_a_failed_attempt_hold_no_memory(sender: Sender)
         async with asyncio.timeout(DEADLINE_S):
             while memory() is not None:  # noqa: ASYNC110  (threads end unannounced)
                 await asyncio.sleep(0.01)  # a thread that ends
+    finally:
+        gc.enable()
+
+
+async def test_a_link_that_is_being_opened_holds_no_version(sender: Sender) -> None:
+    """Or each fault would keep one more model in the memory of the node."""
+    gc.collect()
+    gc.disable()
+    try:
+        receiver = VersionReceiver(HOST, keeps_copy=True)
+        await receive(receiver, sender, 4)
+        receiver.keep()
+        nobody = replace(sender.link(0, "nobody"), timeout_s=DEADLINE_S)
+        sending = asyncio.create_task(receiver.send(SendWeights(version=4, link=nobody)))
+        await asyncio.sleep(0)  # it begins
+        assert list(receiver._sends) == [nobody.prefix]
+        assert receiver._copy is not None
+        memory = weakref.ref(receiver._copy.buffer)
+        receiver.forget()
+        async with asyncio.timeout(DEADLINE_S / 2):
+            while memory() is not None:  # noqa: ASYNC110  (threads let go unannounced)
+                await asyncio.sleep(0.01)
+        assert not sending.done()
+        await asyncio.to_thread(GlooLink(nobody, HOST, 1).open)
+        with pytest.raises(LinkBroken, match="superseded"):
+            await sending
     finally:
         gc.enable()
 

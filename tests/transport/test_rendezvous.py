@@ -1,6 +1,8 @@
 """How the members of a link find each other."""
 
+import socket
 import threading
+import time
 
 import pytest
 from torch.distributed import TCPStore
@@ -45,3 +47,22 @@ def test_a_key_that_nobody_writes_is_an_error_at_the_deadline(store: TCPStore) -
     client = rendezvous.connect(HOST, store.port)
     with pytest.raises(RuntimeError, match="not written in time"):
         Rendezvous(client, "a", timeout_s=0.05).get("key")
+
+
+def test_a_store_that_is_silent_costs_every_link_its_own_deadline_alone() -> None:
+    """Also those that wait behind another link's attempt."""
+    with socket.create_server((HOST, 0)) as silent:
+        port, ended = silent.getsockname()[1], []
+
+        def connect() -> None:
+            with pytest.raises(RuntimeError):
+                rendezvous.connect(HOST, port, timeout_s=1.0)
+            ended.append(time.monotonic() - began)
+
+        began = time.monotonic()
+        links = [threading.Thread(target=connect) for _ in range(8)]
+        for link in links:
+            link.start()
+        for link in links:
+            link.join(300)
+    assert max(ended) < 4.0, "they waited one after the other"

@@ -12,6 +12,7 @@ import aiohttp
 
 from services.http.api_key import key_header
 from services.observability.log import Log
+from services.observability.metrics import RunMetrics
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.rollout.limits import LimitReached, RolloutLimits, limited
 from services.orchestrator.rollout.rollout import (
@@ -148,6 +149,8 @@ class EpisodeSampler:
             failure = error
         finally:
             self._slots.release()
+        outcome = "played" if failure is None else failure.reason
+        RunMetrics.episodes.inc(1, {"run": self._run_id, "outcome": outcome})
         if failure is not None:
             _log.warning(
                 "episode_failed",

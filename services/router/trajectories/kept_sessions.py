@@ -4,12 +4,14 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from services.observability.log import Log
+from services.observability.metrics import RouterMetrics
 from services.protocol.errors import InvalidInput
 from services.protocol.session import SESSION_PREFIX
 from services.router.trajectories.trajectory_tree import History, RecordedCall, RecordedChoice
@@ -51,11 +53,20 @@ class KeptSessions:
             time.sleep(_POLL_S)
 
     def read(self) -> Iterator[tuple[str, list[Change]]]:
-        """Every session that is kept, the oldest first, with its changes in order."""
+        """Every session that is kept, the oldest first, with its changes in order.
+
+        A file that cannot be read is set aside, for people to look at.
+        """
         for file in sorted(
             self._folder.glob(f"{SESSION_PREFIX}*"), key=lambda f: f.stat().st_mtime
         ):
-            changes, end = _changes(file)
+            try:
+                changes, end = _changes(file)
+            except msgspec.DecodeError as error:
+                aside = file.rename(file.with_name(f"damaged-{file.name}"))
+                _LOG.warning("session_damaged", file=str(aside), error=str(error))
+                RouterMetrics.sessions_dropped.inc(tags={"reason": "damaged"})
+                continue
             os.truncate(file, end)  # a change that was not written whole
             yield file.name, changes
 
@@ -65,8 +76,11 @@ class KeptSessions:
             with (self._folder / session_id).open("ab") as file:
                 file.write(msgspec.json.encode(change) + b"\n")
         except OSError as error:
-            _LOG.warning("session_not_kept", session=session_id, error=str(error))
-            self.forget(session_id)
+            # Its name is a key.
+            _LOG.warning("session_not_written", folder=str(self._folder), error=str(error))
+            RouterMetrics.sessions_not_written.inc()
+            with suppress(OSError):
+                self.forget(session_id)
 
     def forget(self, session_id: str) -> None:
         """A session was read or dropped."""
