@@ -56,6 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         error_console().print(f"error: {problem}")
         return FAILED
     except KeyboardInterrupt:
+        # CPython ends by the signal if it came within an `exec`, as of a dataclass at an import,
+        # although it was caught; the next one has it forget that.
+        exec("")
         return INTERRUPTED
 
 

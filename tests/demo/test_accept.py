@@ -13,7 +13,8 @@ from millrace_tools.accept.report import Report, Verdict
 from tests.demo.test_demo import ROOT, _nothing_is_left
 
 nothing_is_left = _nothing_is_left
-ACCEPT_S = 600
+ACCEPT_S = 1500
+pytestmark = pytest.mark.timeout(1700)
 
 
 @pytest.fixture
