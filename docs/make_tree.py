@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "ARCHITECTURE.md"
-PACKAGES = ("services", "millrace_tools")
+PACKAGES = ("services", "environments", "millrace_tools")
 _TREE = re.compile(r"(<!-- tree -->\n).*?(<!-- end -->)", re.S)
 
 

@@ -26,6 +26,7 @@ RUN mkdir services && touch services/__init__.py \
  && uv pip install --no-cache ${TORCH_BACKEND:+"--torch-backend=$TORCH_BACKEND"} -e '.[cpu,data]'
 
 COPY --chown=millrace services services
+COPY --chown=millrace environments environments
 COPY --chown=millrace millrace_tools millrace_tools
 COPY --chown=millrace examples examples
 COPY --chown=millrace deploy deploy

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
-PACKAGES = ("services", "millrace_tools")
+PACKAGES = ("services", "environments", "millrace_tools")
 SERVICES = sorted(path for one in PACKAGES for path in (ROOT / one).rglob("*.py"))
 
 

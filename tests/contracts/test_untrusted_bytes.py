@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(
     path
-    for top in ("services", "millrace_tools", "examples")
+    for top in ("services", "environments", "millrace_tools", "examples")
     for path in (ROOT / top).rglob("*.py")
 )
 
@@ -41,6 +41,8 @@ RUNS_CODE = {
     # This repository's own expressions.
     "examples/code_interpreter/tasks.py",
     "examples/tiny_code/tasks.py",
+    # Nothing.
+    "millrace_tools/main.py",
 }
 IMPORTS_BY_NAME = {
     # What whoever deploys says in a deployment file.
@@ -55,7 +57,10 @@ IMPORTS_BY_NAME = {
     "services/reward_service/languages/__init__.py",
     "services/orchestrator/tasks/task_rows.py",
     "services/orchestrator/trackers/tracker.py",
-    "services/orchestrator/rollout/verifiers_environment.py",
+    "environments/gymnasium.py",
+    "environments/mcp.py",
+    "environments/openenv.py",
+    "environments/verifiers.py",
     "services/reward_service/jailed/answer.py",
     "services/reward_service/jailed/build.py",
 }

@@ -11,7 +11,10 @@ import pytest
 
 from tests.guides.blocks import FIRST_CHANGES, ROOT, Block, blocks
 
-COPIED = ("benchmarks", "deploy", "docs", "examples", "millrace_tools", "services", "tests")
+COPIED = (
+    *("benchmarks", "deploy", "docs", "environments", "examples", "millrace_tools", "services"),
+    "tests",
+)
 """All Python files: ruff sorts imports by the folders that there are."""
 
 

@@ -13,8 +13,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from environments.verifiers import load, task_rows, verifiers_rollout
 from services.orchestrator.rollout.policy_client import PolicyCalls, connections, policy_client
-from services.orchestrator.rollout.verifiers_environment import load, task_rows, verifiers_rollout
 from services.protocol.errors import InvalidInput
 from services.protocol.run.task import Task
 

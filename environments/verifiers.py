@@ -8,26 +8,23 @@ names as its environment has one line for it:
 
 and its tasks are written by
 
-    python -m services.orchestrator.rollout.verifiers_environment gsm8k tasks.jsonl
+    python -m environments.verifiers gsm8k tasks.jsonl
 """
 
 import argparse
 import json
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from openai import AsyncOpenAI
 
+from environments.turns import Rollout
 from services.protocol.errors import InvalidInput
 from services.protocol.run.task import Task
 
 _KEPT = ("answer", "info", "task")
-
-
-Rollout = Callable[[AsyncOpenAI, Task], Awaitable[float]]
-"""A rollout function, as a run file names one: it returns one episode's reward."""
 
 
 def load(name: str, **arguments: Any) -> Any:

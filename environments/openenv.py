@@ -1,0 +1,182 @@
+"""Environments that speak OpenEnv: servers elsewhere, or servers that are started for a run.
+
+The file that a run file names as its environment has one line for it, with the servers' addresses
+
+    rollout = openenv_rollout(["http://node-1:8000", "http://node-2:8000"], act={"message": str})
+
+or with the command that starts one:
+
+    rollout = openenv_rollout(
+        started("python -m echo_env.server.app --port {port}", servers=4), act={"message": str}
+    )
+
+Its tasks are those of `python -m environments.gymnasium`: each begins an episode from a seed.
+"""
+
+import asyncio
+import json
+import os
+import shlex
+import socket
+import subprocess
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from importlib import import_module
+from typing import Any
+
+import httpx
+from openai import AsyncOpenAI
+
+from environments.turns import MAX_TURNS, Rollout, take_turns
+from services.protocol.errors import InvalidInput
+from services.protocol.run.task import Task
+
+Act = Mapping[str, Callable[[str], Any]] | Callable[[str], Mapping[str, Any]]
+"""The one field of an action and how an answer is read as its value, or a function that makes the
+whole action; both raise ValueError for an answer that means none."""
+_CALL_S, _START_S, _POLL_S, _HEALTH_S = 60.0, 120.0, 0.2, 5.0
+_NOT_SHOWN = {"done", "reward", "metadata"}
+
+
+class Server:
+    """A server that is there, or one that `command` starts and starts again when it has died."""
+
+    def __init__(self, url: str = "", command: Sequence[str] = ()) -> None:
+        self.url, self._command = url.rstrip("/"), command
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = asyncio.Lock()
+
+    async def ready(self) -> str:
+        """Its address, once it is healthy.
+
+        Raises:
+            RuntimeError: it is not, in time.
+        """
+        async with self._lock:
+            if self._command and (self._process is None or self._process.poll() is not None):
+                self._start()
+            await self._until_healthy()
+            return self.url
+
+    def end(self) -> None:
+        """End the process that was started."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def _start(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        # In the process group of the environment, which ends as one.
+        self._process = subprocess.Popen(
+            [word.replace("{port}", str(port)) for word in self._command],
+            stdin=subprocess.DEVNULL,
+            env=os.environ | {"PORT": str(port)},
+        )
+
+    async def _until_healthy(self) -> None:
+        deadline = time.monotonic() + (_START_S if self._command else _HEALTH_S)
+        async with httpx.AsyncClient(trust_env=False, timeout=_HEALTH_S) as http:
+            while time.monotonic() < deadline:
+                if self._process is not None and self._process.poll() is not None:
+                    raise RuntimeError(f"{self._command} ended: {self._process.returncode}")
+                with suppress(httpx.HTTPError):
+                    if (await http.get(f"{self.url}/health")).status_code == httpx.codes.OK:
+                        return
+                await asyncio.sleep(_POLL_S)
+        raise RuntimeError(f"the OpenEnv server {self.url} is not healthy")
+
+
+def started(command: str, *, servers: int = 1) -> list[Server]:
+    """Servers that the environment's process starts when it needs them, and ends with itself.
+
+    Args:
+        command: of one; `{port}` in it, and the variable `PORT`, are where it must listen.
+        servers: how many.
+    """
+    return [Server(command=shlex.split(command)) for _ in range(servers)]
+
+
+def openenv_rollout(
+    servers: Sequence[str | Server],
+    act: Act,
+    *,
+    sessions: int = 1,
+    show: Callable[[Mapping[str, Any]], str] | None = None,
+    max_turns: int = MAX_TURNS,
+    call_s: float = _CALL_S,
+) -> Rollout:
+    """A rollout function that plays episodes on the servers; returns the sum of their rewards.
+
+    Every reset gets the task's `data`. An observation is the model's next message. An answer that
+    means no action is answered by why, and counts as a turn. An error of a server is an error of
+    the episode.
+
+    Args:
+        servers: addresses, or those of `started`.
+        act: from an answer to an action, see `Act`.
+        sessions: episodes at a time on each server; OpenEnv's own default is one.
+        show: an observation in words; None: its only field, or all of them as JSON.
+        max_turns: answers of the model, at most.
+        call_s: longest reset or step, seconds.
+
+    Raises:
+        InvalidInput: the package `openenv-core` is not there.
+    """
+    try:
+        client = import_module("openenv.core.generic_client").GenericEnvClient
+    except ImportError:
+        fix = "`pip install openenv-core`."
+        raise InvalidInput("openenv environment", str(servers), fix) from None
+    places = [one if isinstance(one, Server) else Server(one) for one in servers]
+    pool = Pool(places, sessions)
+    action, words = _reader(act), show or _words
+
+    async def rollout(policy: AsyncOpenAI, task: Task) -> float:
+        async with pool.place() as url, client(url, message_timeout_s=call_s) as environment:
+            seen = await environment.reset(**task.data)
+            rewards = [float(seen.reward or 0.0)]
+
+            async def step(chosen: Mapping[str, Any]) -> tuple[str, bool]:
+                after = await environment.step(dict(chosen))
+                rewards.append(float(after.reward or 0.0))
+                return words(after.observation), after.done
+
+            if not seen.done:
+                await take_turns(policy, task, words(seen.observation), action, step, max_turns)
+            return sum(rewards)
+
+    return rollout
+
+
+class Pool:
+    """The servers of an environment, each with so many episodes at a time."""
+
+    def __init__(self, servers: Sequence[Server], sessions: int) -> None:
+        self._free: asyncio.Queue[Server] = asyncio.Queue()
+        for server in list(servers) * sessions:
+            self._free.put_nowait(server)
+
+    @asynccontextmanager
+    async def place(self) -> AsyncIterator[str]:
+        """A server of one's own, or one's share of it, for as long as the context lasts."""
+        server = await self._free.get()
+        try:
+            yield await server.ready()
+        finally:
+            self._free.put_nowait(server)
+
+
+def _reader(act: Act) -> Callable[[str], Mapping[str, Any]]:
+    if not isinstance(act, Mapping):
+        return act
+    ((field, read),) = act.items()
+    return lambda said: {field: read(said)}
+
+
+def _words(observation: Mapping[str, Any]) -> str:
+    shown = {name: one for name, one in observation.items() if name not in _NOT_SHOWN}
+    texts = list(shown.values())
+    return texts[0] if len(texts) == 1 and isinstance(texts[0], str) else json.dumps(shown)
