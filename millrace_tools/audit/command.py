@@ -23,20 +23,29 @@ _STYLES = {Verdict.PASS: "", Verdict.WARN: "yellow", Verdict.FAIL: "bold red"}
     option("--parallel", type=int, default=8, help="episodes at a time (8)"),
     option("--timeout", type=float, default=60.0, help="seconds of one episode (60)"),
     option("--seed", type=int, default=0, help="of random answers (0)"),
+    option("--url", help="of an OpenAI-compatible server, without /v1: can its model learn this?"),
+    option("--model", help="as that server calls it; left out, the run file's"),
+    option("--key-env", metavar="NAME", help="environment variable with its API key"),
+    option("--samples", type=int, default=8, help="answers of that model to each task (8)"),
     option("--deployment", metavar="FILE", help="the Serve file that registers your graders"),
     option("--out", type=Path, default=Path("audit"), help="folder of audit.json and audit.html"),
 )
 def audit(arguments: argparse.Namespace, console: Console) -> int:
     """Look for rewards that nobody earned, before a model finds them; status 1 if a check fails.
 
-    It plays episodes with scripted answers, on this machine, without a model and without a cluster.
+    It plays episodes with scripted answers, on this machine, without a cluster; and, with --url,
+    with those of a model.
 
     Raises:
         InvalidInput: an option or the run file cannot be used.
     """
-    for name in ("tasks", "episodes", "parallel", "timeout"):
+    for name in ("tasks", "episodes", "parallel", "timeout", "samples"):
         if (value := getattr(arguments, name)) <= 0:
             raise InvalidInput(f"--{name}", value, "It must be above 0.")
+    if arguments.url is not None:
+        from millrace_tools.audit.forwarded_policy import check_server
+
+        check_server(arguments)
     logging.getLogger("millrace.reward_service").setLevel(logging.ERROR)
     logging.getLogger("millrace.orchestrator").setLevel(logging.ERROR)
     report = asyncio.run(_audited(arguments, console))
@@ -54,11 +63,12 @@ def audit(arguments: argparse.Namespace, console: Console) -> int:
 async def _audited(arguments: argparse.Namespace, console: Console) -> AuditReport:
     # Graders take a second to import; only this command and `grade` need them.
     from millrace_tools.audit.audit import audit as run_audit
+    from millrace_tools.audit.checks.learnable import not_asked
     from millrace_tools.audit.opened import opened
     from millrace_tools.audit.scripted_policy import ScriptedPolicy
 
     async with ScriptedPolicy() as policy, opened(arguments, policy) as (run, tasks, subject):
-        return await run_audit(
+        report = await run_audit(
             subject,
             tasks,
             name=run.name,
@@ -66,6 +76,26 @@ async def _audited(arguments: argparse.Namespace, console: Console) -> AuditRepo
             episodes=arguments.episodes,
             told=lambda finding: _tell(finding, console),
         )
+    asked = [not_asked()] if arguments.url is None else await _asked(arguments)
+    for finding in asked:
+        _tell(finding, console)
+    return report.model_copy(update={"findings": (*report.findings, *asked)})
+
+
+async def _asked(arguments: argparse.Namespace) -> list[Finding]:
+    """What a model that somebody serves makes of the tasks."""
+    from millrace_tools.audit.checks.learnable import learnable_findings
+    from millrace_tools.audit.checks.tokens import token_findings
+    from millrace_tools.audit.forwarded_policy import forwarded
+    from millrace_tools.audit.opened import opened
+
+    async with (
+        forwarded(arguments) as policy,
+        opened(arguments, policy) as (_, tasks, subject),
+    ):
+        learnable = await learnable_findings(subject, tasks, arguments.samples)
+        tokens = token_findings(policy.exchanges, await policy.max_model_len())
+        return [*learnable, *tokens]
 
 
 def _tell(finding: Finding, console: Console) -> None:

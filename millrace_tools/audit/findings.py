@@ -1,11 +1,21 @@
 """The report of an audit: what `audit.json` holds."""
 
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from services.protocol.strict import StrictModel
+
+RFC_008 = {
+    "reward.worthless": "semantic.floor_gap",
+    "reward.leak": "semantic.no_solution_leakage",
+    "reward.reference": "semantic.oracle_max",
+    "reward.reproducible": "semantic.verifier_determinism",
+    "learnable.headroom": "statistical.headroom",
+    "learnable.signal": "statistical.variance_bound",
+}
+"""Ids of OpenEnv's RFC 008, "The 44-test mapping", for checks that ask what it asks."""
 
 
 class Verdict(StrEnum):
@@ -25,12 +35,19 @@ class Finding(StrictModel):
         question: what it asks, for people.
         verdict: the answer.
         evidence: figures, and tasks by their ids.
+        rfc_008: the check's id in OpenEnv's RFC 008, None if it has none.
     """
 
     check: str
     question: str
     verdict: Verdict
     evidence: str
+    rfc_008: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_it(cls, data: dict[str, Any]) -> dict[str, Any]:
+        return {"rfc_008": RFC_008.get(data["check"])} | data
 
 
 class AuditReport(StrictModel):

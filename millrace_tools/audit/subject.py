@@ -1,6 +1,7 @@
 """What is audited: the tasks of a run file, each with its environment or its grader."""
 
 import asyncio
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from services.protocol.errors import InvalidInput
 from services.protocol.reward.reward_service import ScoreJob
 from services.protocol.router import SESSION_HEADER
 from services.protocol.run.orchestrator import RunConfig
-from services.protocol.run.task import OUTSIDE, Task
+from services.protocol.run.task import LIVE, OUTSIDE, Task
 
 if TYPE_CHECKING:
     from services.reward_service.scoring import Scoring
@@ -79,6 +80,7 @@ class Subject:
         self._run, self._policy, self._scoring = run, policy, scoring
         self._timeout_s = timeout_s
         self.episodes = 0
+        self._seeds = itertools.count()
         self._slots = asyncio.Semaphore(at_once)
         self._environments: dict[str, EnvironmentProcess] = {}
         self._http = httpx.AsyncClient(trust_env=False, timeout=timeout_s)
@@ -102,7 +104,9 @@ class Subject:
         """Those in which environments run."""
         return [one.worker for one in self._environments.values()]
 
-    async def play_all(self, tasks: Sequence[Task], scripts: Sequence[Script]) -> list[Outcome]:
+    async def play_all(
+        self, tasks: Sequence[Task], scripts: Sequence[Script | None]
+    ) -> list[Outcome]:
         """One episode of each task, side by side, with the script at the same place."""
         plays = (self.play(*pair) for pair in zip(tasks, scripts, strict=True))
         return list(await asyncio.gather(*plays))
@@ -169,7 +173,7 @@ class Subject:
             "api_key": "none",
             "fixed": {"model": self._run.model, "temperature": self._run.sampling.temperature},
             "max_tokens": self._run.sampling.max_tokens,
-            "seed": 0,
+            "seed": next(self._seeds),  # another answer to the same task
             "timeout_s": self._timeout_s,
             "sandbox_timeout_s": self._timeout_s,
         }
@@ -181,9 +185,9 @@ def audited_tasks(run: RunConfig, count: int) -> list[Task]:
     Raises:
         InvalidInput: agents outside play them, or the files cannot be used.
     """
-    if OUTSIDE in run.environments:
+    if not {LIVE, OUTSIDE}.isdisjoint(run.environments):
         fix = "An audit plays the episodes itself: name an environment, or none for a grader."
-        raise InvalidInput("environment", OUTSIDE, fix)
+        raise InvalidInput("environment", run.environment or OUTSIDE, fix)
     tasks = list(TaskTable(run).values())
     step = max(1, len(tasks) // count)
     return tasks[::step][:count]

@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import logging
-import os
 import textwrap
 from typing import Any
 
@@ -40,22 +39,17 @@ def env(arguments: argparse.Namespace, console: Console) -> int:
     for name in ("tasks", "parallel", "timeout"):
         if (value := getattr(arguments, name)) <= 0:
             raise InvalidInput(f"--{name}", value, "It must be above 0.")
-    if not arguments.url.startswith(("http://", "https://")):
-        raise InvalidInput("--url", arguments.url, "It begins with http:// or https://.")
     logging.getLogger("millrace.reward_service").setLevel(logging.ERROR)
     return asyncio.run(_tried(arguments, console))
 
 
 async def _tried(arguments: argparse.Namespace, console: Console) -> int:
     # Graders take a second to import.
-    from millrace_tools.audit.forwarded_policy import ForwardedPolicy
+    from millrace_tools.audit.forwarded_policy import forwarded
     from millrace_tools.audit.opened import opened
-    from millrace_tools.deploy.run_file import read_run_file
 
-    model = arguments.model or read_run_file(arguments.run_file).model
-    key = os.environ.get(arguments.key_env or "", "none")
     async with (
-        ForwardedPolicy(arguments.url, model, key) as policy,
+        forwarded(arguments) as policy,
         opened(arguments, policy) as (_, tasks, subject),
     ):
         outcomes = await asyncio.gather(*(subject.play(task) for task in tasks))

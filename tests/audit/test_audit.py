@@ -63,6 +63,8 @@ def test_a_good_environment_passes(tmp_path: Path) -> None:
     assert status == 0, said
     del found["operations.time"]  # which says how busy the machine is
     assert {one["verdict"] for one in found.values()} <= {"pass", "not measured"}, said
+    assert found["reward.reference"]["rfc_008"] == "semantic.oracle_max"
+    assert found["reward.failure"]["rfc_008"] is None
     assert (tmp_path / "audit" / "audit.html").read_text().count("<tr>") > len(found)
 
 
