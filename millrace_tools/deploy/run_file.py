@@ -5,7 +5,7 @@ from pathlib import Path
 from millrace_tools.deploy.file_kind import RUN, refuse_other_kind
 from services.protocol.errors import InvalidInput
 from services.protocol.run.orchestrator import RunConfig
-from services.protocol.run.task import OUTSIDE
+from services.protocol.run.task import LIVE, OUTSIDE
 from services.protocol.yaml_text import load_yaml
 
 
@@ -70,7 +70,7 @@ class _Files:
 
     def definition(self, reference: str | None, field: str) -> str | None:
         """`FILE:NAME` of a definition in a file of the user's; what names no file as it is."""
-        if reference in (None, OUTSIDE):
+        if reference in (None, OUTSIDE, LIVE):
             return reference
         file, _, name = reference.rpartition(":")
         return f"{self._existing(file, field)}:{name}"

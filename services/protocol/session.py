@@ -46,6 +46,8 @@ class SessionOffer(StrictModel):
             those that the trainer computes.
         max_tokens: bound of each answer.
         seed: of the first answer; each later one has the next.
+        live: the agent that took it has a use of its own for the session: it stays with the agent,
+            until it is idle, when the run deletes it before its end.
     """
 
     task: dict[str, Any]
@@ -55,6 +57,7 @@ class SessionOffer(StrictModel):
     sampling: dict[str, int | float] = Field(default={})
     max_tokens: int = Field(ge=1)
     seed: int = Field(default=0, ge=0)
+    live: bool = False
 
 
 class SessionTrajectory(_Answer):

@@ -143,6 +143,7 @@ def started_cluster(
     for name in ("trainer", "rollout_server"):
         args[name]["placement"] = placement
     args["orchestrator"] |= {"environments": True}
+    args["router"] |= {"sessions_dir": str(folder / "sessions")}
     content["applications"].append(SANDBOXES)
     url = f"http://127.0.0.1:{port}"
     environment = dict(os.environ)

@@ -16,7 +16,7 @@ from services.protocol.reward.code_tests import CodeTest
 from services.protocol.reward.grader import Grader
 from services.protocol.reward.workspace_tests import GradeWorkspace
 from services.protocol.run.orchestrator import RunConfig
-from services.protocol.run.task import Task
+from services.protocol.run.task import LIVE, Task
 from services.protocol.strict import StrictModel
 from services.reward_service.config import RewardServiceConfig
 from services.reward_service.workspaces.config import WorkspacesConfig
@@ -58,7 +58,8 @@ def check_yaml(text: str) -> None:
     elif set(data) <= set(Script.model_fields):
         Script.from_data(data, source="guide")
     elif set(data) <= set(RunConfig.model_fields):
-        tasks = {} if "tasks" in data or "task_file" in data else {"task_file": "tasks.jsonl"}
+        said = "tasks" in data or "task_file" in data or data.get("environment") == LIVE
+        tasks = {} if said else {"task_file": "tasks.jsonl"}
         RunConfig.from_data(RUN | tasks | data, source="guide")
     elif set(data) <= set(RewardServiceConfig.model_fields):
         RewardServiceConfig.from_data(data, source="guide")

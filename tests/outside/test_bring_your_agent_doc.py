@@ -13,7 +13,7 @@ from tests.outside.conftest import request, sampler
 
 PAGE = (Path(__file__).parents[2] / "docs" / "bring-your-agent.md").read_text()
 PROGRAM = re.search(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
-RUN_FILE, CLUSTER_FILE = (
+RUN_FILE, LIVE_FILE, CLUSTER_FILE = (
     yaml.safe_load(textwrap.dedent(block))
     for block in re.findall(r"^ *```yaml\n(.*?)^ *```", PAGE, re.M | re.S)
 )
@@ -38,7 +38,8 @@ async def test_the_program_plays_what_a_run_offers(cluster, monkeypatch):
 
 def test_the_settings_are_known():
     assert RUN_FILE == {"environment": "external"}
-    assert "environment" in RunConfig.model_fields
+    size = {"name": "live", "model": "policy", "steps": 1}
+    assert RunConfig.from_data(size | LIVE_FILE, source="run.yaml").is_live
     assert (
         RouterConfig(**CLUSTER_FILE["applications"][0]["args"]["router"]).sessions_dir is not None
     )

@@ -129,7 +129,7 @@ def _of_algorithm(run: RunConfig) -> Iterator[InvalidInput]:
 
 
 def _of_tasks(run: RunConfig, tasks: TaskTable) -> Iterator[InvalidInput]:
-    if run.batch_groups > len(tasks.train):
+    if run.batch_groups > len(tasks.train) and not run.is_live:
         fix = (
             f"There are {len(tasks.train)} tasks to learn from, so a batch would hold "
             "some twice: fewer groups, or more tasks."

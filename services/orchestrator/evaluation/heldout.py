@@ -98,6 +98,8 @@ class HeldOut:
     async def measure(self, when: str) -> None:
         """Measure every set now, in place of training; `when` is for people."""
         progress = self._progress
+        if not self._sets:
+            return
         if self._running:
             await asyncio.wait(list(self._running.values()))  # each request has its deadline
         state, tasks = progress.state, sum(len(tasks) for _, tasks in self._sets.values())

@@ -15,6 +15,7 @@ from services.orchestrator.failures import one_line
 from services.orchestrator.loop.attempt import Attempt, Attempts
 from services.orchestrator.loop.no_signal_streak import NoSignalStreak
 from services.orchestrator.observers.run_record import RunRecord
+from services.orchestrator.rollout.outside_agents import OF_AGENTS
 from services.orchestrator.rollout.rollout import RolloutFailed, RolloutRequest
 from services.orchestrator.tasks.curriculum import PassRates
 from services.protocol.run.task import Task
@@ -180,7 +181,8 @@ class Groups:
 
     def _fail(self, group: LedgerGroup, reason: str, problem: str) -> None:
         failures = self._progress.failures
-        failures.add(reason, task_id=group.prompt.task_id, problem=problem)
+        expected = self._run.is_live and reason in OF_AGENTS
+        failures.add(reason, task_id=group.prompt.task_id, problem=problem, expected=expected)
         self._book.ledger.note(failure_example=failures.example)
         self._book.close(group.group_id, "failed", reason=reason)
 

@@ -73,6 +73,8 @@ class EnvironmentProcess:
         self._process, self._worker = process, int(answer["worker"])
         self._reader = asyncio.create_task(self._read(process), name="environment")
 
+    live = False
+
     def offer(self, episode: dict[str, Any], key: str) -> None:
         """Its sessions are its own."""
 

@@ -35,7 +35,16 @@ _log = Log("orchestrator")
 
 
 class EpisodePlayer(Protocol):
-    """Plays single episodes."""
+    """Plays single episodes.
+
+    Attributes:
+        live: an episode that nobody plays yet is no failure, and whoever plays one may go on when
+            the run has given it up.
+    """
+
+    @property
+    def live(self) -> bool:
+        """See the class."""
 
     async def start(self) -> None:
         """Be ready to play.
@@ -182,6 +191,8 @@ class EpisodeSampler:
                 outcome = await self._played(episode, session, replace(request, limits=limits))
             except RolloutFailed as error:
                 failure = error
+            if failure is not None and self._player.live:
+                return failure
             trajectories, unrecorded = await sessions.finish(session)
         finally:
             self._close(request.session, session)
@@ -236,7 +247,8 @@ class EpisodeSampler:
                 continue
             looks[:] = [seen]
             made = sum(seen.calls.values()) + seen.unrecorded_calls
-            if seen.open_calls or (made, seen.offer) != (calls, offer):
+            waits = self._player.live and seen.offer == "waiting"
+            if seen.open_calls or waits or (made, seen.offer) != (calls, offer):
                 calls, offer = made, seen.offer
                 progressed()
                 request.progressed()

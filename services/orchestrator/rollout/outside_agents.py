@@ -21,14 +21,17 @@ _PAUSE_S = 1.0
 _BEFORE_S = 60.0
 """Sessions that finished so long before the start are looked at: clocks of hosts differ."""
 
+OF_AGENTS = {"agent_abandoned", "agent_failed", "environment_never_called", "environment_result"}
+"""Reasons for which an episode fails with no fault of the cluster."""
+
 _log = Log("orchestrator")
 
 
 class OutsideAgents:
     """Plays episodes by having agents play them; see `EpisodePlayer`."""
 
-    def __init__(self, config: OrchestratorConfig, run_id: str) -> None:
-        self._config, self._run_id = config, run_id
+    def __init__(self, config: OrchestratorConfig, run_id: str, *, live: bool = False) -> None:
+        self._config, self._run_id, self.live = config, run_id, live
         self._open: dict[str, asyncio.Future[SessionSummary]] = {}
         self._http: aiohttp.ClientSession | None = None
         self._sessions: SessionClient | None = None
@@ -54,6 +57,8 @@ class OutsideAgents:
         task = episode["task"]
         sampling = {**episode["fixed"]}
         told = {name: task[name] for name in ("task_id", "messages", "data") if name in task}
+        if self.live:
+            told = {}
         return SessionOffer(
             task=told,
             run=self._run_id,
@@ -62,6 +67,7 @@ class OutsideAgents:
             sampling=sampling,
             max_tokens=episode["max_tokens"],
             seed=episode["seed"],
+            live=self.live,
         )
 
     async def run(self, episode: dict[str, Any]) -> dict[str, Any]:

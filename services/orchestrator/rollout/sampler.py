@@ -10,7 +10,7 @@ from services.orchestrator.rollout.episodes import EpisodePlayer, EpisodeSampler
 from services.orchestrator.rollout.outside_agents import OutsideAgents
 from services.orchestrator.rollout.rollout import Arrived, RolloutClient, RolloutRequest, Sampler
 from services.protocol.run.orchestrator import RunConfig
-from services.protocol.run.task import OUTSIDE
+from services.protocol.run.task import LIVE, OUTSIDE
 
 
 class RunSampler(Sampler, AbstractAsyncContextManager[Any], Protocol):
@@ -59,8 +59,9 @@ def _sampler(
 ) -> RunSampler:
     if environment is None:
         return RolloutClient(config, model=run.model)
-    outside = environment == OUTSIDE
     player: EpisodePlayer = (
-        OutsideAgents(config, run_id) if outside else EnvironmentProcess(environment)
+        OutsideAgents(config, run_id, live=run.is_live)
+        if environment in (OUTSIDE, LIVE)
+        else EnvironmentProcess(environment)
     )
     return EpisodeSampler(config, player=player, model=run.model, run_id=run_id)

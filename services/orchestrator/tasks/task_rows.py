@@ -15,7 +15,7 @@ from typing import Any
 
 from services.orchestrator.tasks.prompts import WINDOW
 from services.protocol.errors import InvalidInput
-from services.protocol.run.task import NOT_SHOWN, TaskSource
+from services.protocol.run.task import LIVE, NOT_SHOWN, TaskSource
 from services.protocol.text_file import not_utf8
 
 _BLOCK = 4096  # rows
@@ -64,6 +64,18 @@ def open_rows(source: TaskSource) -> Rows:
     except OSError as error:
         fix = f"It cannot be read: {error.strerror or error}."
         raise InvalidInput("task file", source.name, fix) from None
+
+
+class LiveRows(Rows):
+    """The only row of a run whose agents have tasks of their own, for its sample groups."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def row(self, number: int, *, quote: bool) -> Any:
+        """As in `Rows`."""
+        said = {"role": "user", "content": "(said to a live agent)"}
+        return {"task_id": LIVE, "split": "train", "messages": [said]}
 
 
 class JsonRows(Rows):

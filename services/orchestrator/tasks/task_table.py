@@ -9,7 +9,7 @@ from typing import Any
 
 from services.orchestrator.tasks.curriculum import Curriculum, PassRates
 from services.orchestrator.tasks.prompts import Mixture, Order
-from services.orchestrator.tasks.task_rows import Rows, open_rows
+from services.orchestrator.tasks.task_rows import LiveRows, Rows, open_rows
 from services.protocol.errors import InvalidInput
 from services.protocol.run.evaluation import DEFAULT_SET
 from services.protocol.run.orchestrator import RunConfig
@@ -82,7 +82,10 @@ class TaskTable(Mapping[str, Task]):
     def __init__(self, run: RunConfig, *, quote: bool = True) -> None:
         self._run = run
         self._quote = quote
-        self._sources = [(source, open_rows(source)) for source in run.task_sources]
+        self._sources = [
+            (source, LiveRows(source.name) if run.is_live else open_rows(source))
+            for source in run.task_sources
+        ]
         self._index: dict[str, tuple[int, int]] = {}
         self._streams: dict[int, StreamedIds] = {}
         self.sets: dict[str, Sequence[str]] = {}
@@ -98,7 +101,7 @@ class TaskTable(Mapping[str, Task]):
         self._counts = list(map(len, by_split["train"]))
         names = ", ".join(source.name for source, _ in self._sources)
         for split, found in (("train", self.train), ("heldout", self.heldout)):
-            if not found:
+            if not found and not (run.is_live and split == "heldout"):
                 fix = "The file has no task of this split."
                 raise InvalidInput(f"{names}: split", split, fix)
         for source, _ in self._sources:
@@ -109,7 +112,7 @@ class TaskTable(Mapping[str, Task]):
     @property
     def first_set(self) -> str:
         """The held-out set that is shown where there is one number."""
-        return DEFAULT_SET if DEFAULT_SET in self.sets else next(iter(self.sets))
+        return DEFAULT_SET if DEFAULT_SET in self.sets else next(iter(self.sets), DEFAULT_SET)
 
     def _add(self, place: int, source: TaskSource, rows: Rows) -> dict[str, Sequence[str]]:
         """Read every row; their ids by split."""

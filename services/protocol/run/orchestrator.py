@@ -9,7 +9,7 @@ from services.protocol.run.algorithm import AlgorithmConfig
 from services.protocol.run.algorithm_preset import fill_in_run
 from services.protocol.run.evaluation import DEFAULT_SET, Evaluation, EvaluationConfig
 from services.protocol.run.schedule import ScheduleConfig
-from services.protocol.run.task import ENVIRONMENT, OUTSIDE, CurriculumConfig, TaskSource
+from services.protocol.run.task import ENVIRONMENT, LIVE, OUTSIDE, CurriculumConfig, TaskSource
 from services.protocol.run.tracker import TrackerConfig
 from services.protocol.strict import StrictModel, wrong_field
 
@@ -60,7 +60,9 @@ class RunConfig(StrictModel):
             place in the router's queue, whose waits have deadlines of their own.
         environment: in place of one answer a trajectory: `file.py:function` of an own
             `async def rollout(client, task)`, where a relative path counts from the run file; or
-            `external`, for agents outside that take sessions and finish them.
+            `external`, for agents outside that take sessions and finish them; or `live`, for
+            agents outside that have tasks of their own: without `task_file`, and with
+            `group_size: 1`.
         curriculum: prefer tasks by their pass rate; None takes all alike.
         trackers: `tensorboard`, `wandb`, `mlflow`, by name or with options: where the figures
             of `metrics.jsonl` go as well.
@@ -77,7 +79,7 @@ class RunConfig(StrictModel):
     group_size: int = Field(ge=1)
     rollout_timeout_s: float | None = Field(default=None, gt=0)
     rollout_progress_timeout_s: float = Field(default=600.0, gt=0)
-    environment: str | None = Field(default=None, pattern=ENVIRONMENT)
+    environment: str | None = Field(default=None, pattern=rf"^{LIVE}$|{ENVIRONMENT}")
     schedule: ScheduleConfig = ScheduleConfig()
     sampling: SamplingConfig = SamplingConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
@@ -93,8 +95,7 @@ class RunConfig(StrictModel):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        if (self.task_file is None) == (not self.tasks):
-            raise ValueError("give the run either a task_file or tasks")
+        self._has_tasks()
         if self.group_size < self.algorithm.smallest_group:
             fix = (
                 f"Advantage {self.algorithm.advantage} compares the answers to a prompt: give at "
@@ -112,9 +113,26 @@ class RunConfig(StrictModel):
             raise wrong_field("trackers", kinds, "Name each at most once.")
         return self
 
+    def _has_tasks(self) -> None:
+        if not self.is_live and (self.task_file is None) == (not self.tasks):
+            raise ValueError("give the run either a task_file or tasks")
+        if self.is_live and (self.task_file or self.tasks):
+            fix = "Live agents have tasks of their own: leave this out, or make it external."
+            raise wrong_field("environment", LIVE, f"A run has a task_file or tasks. {fix}")
+        if self.is_live and self.group_size > 1:
+            fix = "No two live sessions have the same task: 1, and algorithm.advantage: "
+            raise wrong_field("group_size", self.group_size, f"{fix}reinforce_plus_plus or gae.")
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it learns from sessions of live agents, without tasks."""
+        return self.environment == LIVE
+
     @property
     def task_sources(self) -> list[TaskSource]:
         """The sources of its tasks."""
+        if self.is_live:
+            return [TaskSource(file=LIVE)]
         return self.tasks or [TaskSource(file=self.task_file)]
 
     def environment_of(self, source: TaskSource) -> str | None:
@@ -124,7 +142,7 @@ class RunConfig(StrictModel):
     @property
     def environment_files(self) -> list[str]:
         """Those of the environments that are code."""
-        return [name for name in self.environments if name not in (None, OUTSIDE)]
+        return [name for name in self.environments if name not in (None, OUTSIDE, LIVE)]
 
     @property
     def environments(self) -> list[str | None]:

@@ -34,6 +34,9 @@ class Message(StrictModel):
 OUTSIDE = "external"
 """The environment of tasks that agents outside play."""
 
+LIVE = "live"
+"""The environment of a run without tasks: agents take sessions when they have a use for them."""
+
 ENVIRONMENT = rf"^(?:{OUTSIDE}|.+\.py:[A-Za-z_]\w*)$"
 
 

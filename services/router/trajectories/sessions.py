@@ -169,12 +169,15 @@ class Sessions:
         return session.summary()
 
     async def delete(self, name: str) -> None:
-        """Forget a session that was read.
+        """Forget a session that was read; a live one stays with its agent, see `SessionOffer`.
 
         Raises:
             RequestFailed: 404 `session_not_found`.
         """
-        self._store.delete(self._found(name))
+        session = self._found(name)
+        if session.offer and session.offer.live and session.taken and session.state == "open":
+            return
+        self._store.delete(session)
         self._show()
 
     async def listed(
