@@ -15,7 +15,9 @@ from tests.router.conftest import Cluster
 from tests.router.vllm_process import MODEL, Urls
 
 
-async def before(url: str, *, model: str = MODEL, **config: Any) -> Cluster:
+async def before(
+    url: str, *, model: str = MODEL, max_model_len: int = 512, **config: Any
+) -> Cluster:
     """A router whose one replica is vLLM's application at this address."""
     cluster = Cluster()
     await cluster.start(replicas=0, **config)
@@ -26,7 +28,7 @@ async def before(url: str, *, model: str = MODEL, **config: Any) -> Cluster:
         committed_version=3,
         leased=True,
         model=model,
-        max_model_len=512,
+        max_model_len=max_model_len,
         pid=1,
     )
     await cluster.bus.put(member)

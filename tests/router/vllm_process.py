@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,8 +39,17 @@ class Urls(NamedTuple):
 
 
 @contextlib.contextmanager
-def running(folder: Path, *, version: int) -> Iterator[Urls]:
-    """vLLM with the model in `folder / "model"` as this policy version, up and answering."""
+def running(
+    folder: Path,
+    *,
+    version: int,
+    names: Sequence[str] = (MODEL, ALIAS),
+    options: Sequence[str] = (),
+) -> Iterator[Urls]:
+    """vLLM with the model in `folder / "model"` as this policy version, up and answering.
+
+    `options` are further ones of `vllm serve`.
+    """
     ports = [free_port() for _ in Urls._fields]
     urls = Urls(*(f"http://127.0.0.1:{port}" for port in ports))
     with (
@@ -49,7 +58,7 @@ def running(folder: Path, *, version: int) -> Iterator[Urls]:
         tempfile.TemporaryDirectory(prefix="vllm-") as sockets,
     ):
         server = subprocess.Popen(
-            _command(folder / "model", *ports),
+            [*_command(folder / "model", names, *ports), *options],
             env=_environment(sockets),
             stdout=log,
             stderr=log,
@@ -59,7 +68,7 @@ def running(folder: Path, *, version: int) -> Iterator[Urls]:
             for url in urls:
                 _wait_until_up(url, server, folder / "log")
                 # The first answer, and the first logprobs, take longer than a test's client waits.
-                ask = {"model": MODEL, "prompt": "a", "max_tokens": 2, "logprobs": 1}
+                ask = {"model": names[0], "prompt": "a", "max_tokens": 2, "logprobs": 1}
                 httpx.post(f"{url}/v1/completions", json=ask, timeout=_UP_S).raise_for_status()
             label = {"new_version": str(version)}
             httpx.post(f"{urls.plain}/update_weight_version", json=label).raise_for_status()
@@ -68,10 +77,10 @@ def running(folder: Path, *, version: int) -> Iterator[Urls]:
             _end(server)
 
 
-def _command(model: Path, port: int, *more: int) -> list[str]:
+def _command(model: Path, names: Sequence[str], port: int, *more: int) -> list[str]:
     return [
         *(sys.executable, str(Path(__file__).with_name("vllm_server.py")), *map(str, more)),
-        *("--model", str(model), "--served-model-name", MODEL, ALIAS),
+        *("--model", str(model), "--served-model-name", *names),
         *("--host", "127.0.0.1", "--port", str(port), "--max-model-len", "512"),
         # As in a replica: vLLM's own keeps a second process busy with waiting.
         *(
