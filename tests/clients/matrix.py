@@ -31,7 +31,10 @@ HERE = Path(__file__).parent
 PROGRAMS = HERE / "programs"
 RECORD = HERE / "record.json"
 PAGE = HERE.parents[1] / "docs" / "clients.md"
-CHECKS = ("answer", "stream", "tools", "structured", "cancel", "fifty", "tokens", "responses")
+CHECKS = (
+    *("answer", "stream", "tools", "structured", "cancel", "fifty", "tokens", "responses"),
+    "session",
+)
 MODEL = HERE.parents[1] / "models" / "outside_agent-seed0"
 SERVED = "clerk"
 """The model of examples/outside_agent, which calls tools."""

@@ -81,6 +81,6 @@ class Coder:
 
 
 def test_the_line_for_verifiers_names_the_adapter() -> None:
-    source = blocks("environments.md", "python")[2]
+    (source,) = [one for one in blocks("environments.md", "python") if "verifiers" in one]
     with pytest.raises((InvalidInput, ModuleNotFoundError), match=r"verifiers|my_environment"):
         exec(source, {})

@@ -1,8 +1,12 @@
 """`verifiers` 0.4: its train client, which sends and takes tokens, and its eval client."""
 
 import os
+import sys
+from pathlib import Path
 
-from checks import ASK, MODEL, ROOT, URL, many, run
+import httpx
+import verifiers.v1 as vf
+from checks import ASK, KEY, MODEL, ROOT, URL, many, run
 from renderers.configs import DefaultRendererConfig
 from verifiers.v1.clients import resolve_client
 from verifiers.v1.configs.client import EvalClientConfig, TrainClientConfig
@@ -57,4 +61,28 @@ async def fifty():
     await many(_sampled)
 
 
-run(answer, stream, fifty, tokens, responses)
+class Purchase(vf.Task[vf.TaskData]):
+    """Paid for any answer."""
+
+    @vf.reward
+    async def said(self, trace: vf.Trace) -> float:
+        return float(bool(trace.last_reply))
+
+
+async def session():
+    """Its agent plays a session, as `examples/verifiers` has it."""
+    sys.path.append(str(Path(__file__).parents[3] / "examples" / "verifiers"))
+    import play
+
+    headers = {"authorization": f"Bearer {KEY}"}
+    async with httpx.AsyncClient(base_url=ROOT, headers=headers) as router:
+        made = (await router.post("/v1/sessions", json={})).json()["id"]
+        task = Purchase(vf.TaskData(prompt=ASK))
+        trace = await play.Player({}, ROOT, {"id": "null"}).play_task(made, task)
+        assert trace.ok, trace.errors
+        assert trace.reward == 1.0
+        seen = (await router.get(f"/v1/sessions/{made}")).json()
+        assert sum(seen["calls"].values()) == 1, seen
+
+
+run(answer, stream, fifty, tokens, responses, session)
