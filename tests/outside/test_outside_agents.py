@@ -231,14 +231,17 @@ async def test_a_sessions_key_opens_its_own_session_and_nothing_else(tmp_path):
         chats = f"{cluster.url}/v1/chat/completions"
         assert (await post(chats, json=body, headers=agent)).status_code == 200
         assert (await post(f"{url}/{mine}/rewards", json={"reward": 1}, headers=agent)).is_success
+        # Clients send names of their own by this header; the key is the session all the same.
         elsewhere = agent | {"x-session-id": other}
-        assert (await post(chats, json=body, headers=elsewhere)).status_code == 401
+        assert (await post(chats, json=body, headers=elsewhere)).status_code == 200
         for path in ("", "/take", f"/{other}/finish", f"/{mine}/interrupt"):
             assert (await post(url + path, json={}, headers=agent)).status_code == 401, path
         forged = {"authorization": "Bearer sess_0123456789abcdef0123456789abcdef"}
         assert (await post(chats, json=body, headers=forged)).status_code == 401
         kept = (await cluster.http.get(f"{url}/{mine}", headers=alice)).json()
-        assert kept["calls"] == {"first": 1}
+        assert kept["calls"] == {"first": 1, "resampled": 1}
+        untouched = (await cluster.http.get(f"{url}/{other}", headers=alice)).json()
+        assert untouched["calls"] == {}
     finally:
         await cluster.close()
 

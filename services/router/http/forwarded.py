@@ -10,6 +10,7 @@ from services.protocol.router import SESSION_HEADER
 from services.router.doors.messages import messages_error
 from services.router.errors import RequestFailed
 from services.router.http.answer_endpoint import parsed
+from services.router.request.client_request import session_key
 from services.router.upstream.replicas import Replicas
 
 PATHS = (
@@ -51,7 +52,7 @@ def forwarded_routes(replicas: Replicas) -> APIRouter:
             body = parsed(raw)
             named = body.get("model") if isinstance(body, dict) else None
             model = named if isinstance(named, str) and named else None
-            session = request.headers.get(SESSION_HEADER)
+            session = session_key(request.headers) or request.headers.get(SESSION_HEADER)
             return AsciiJson(await replicas.ask(path, raw, model=model, session=session))
         except RequestFailed as failure:
             if path.startswith("/v1/messages"):

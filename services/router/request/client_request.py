@@ -201,7 +201,8 @@ class ClientRequest:
         options = (stream and read.stream_options) or _StreamOptions()
         asked = read.logprobs
         top = asked if endpoint in ("completions", "generate") else read.top_logprobs
-        session = headers.get(SESSION_HEADER) or session_key(headers)
+        # A key wins: agents' clients send ids of their own by that header (verifiers 0.4 does).
+        session = session_key(headers) or headers.get(SESSION_HEADER)
         if len(session or "") > _MAX_SESSION:
             message = f"{SESSION_HEADER} is longer than {_MAX_SESSION} characters"
             raise bad_request(message, SESSION_HEADER)

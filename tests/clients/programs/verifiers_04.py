@@ -76,7 +76,8 @@ async def session():
 
     headers = {"authorization": f"Bearer {KEY}"}
     async with httpx.AsyncClient(base_url=ROOT, headers=headers) as router:
-        made = (await router.post("/v1/sessions", json={})).json()["id"]
+        offer = {"task": {}, "run": "clients", "model": MODEL, "max_tokens": 32}
+        made = (await router.post("/v1/sessions", json={"offer": offer})).json()["id"]
         task = Purchase(vf.TaskData(prompt=ASK))
         trace = await play.Player({}, ROOT, {"id": "null"}).play_task(made, task)
         assert trace.ok, trace.errors
