@@ -51,7 +51,7 @@ def page() -> str:
         _schedules(),
         _soak(),
     ]
-    parts.append(_whole_runs())
+    parts += [_whole_runs(), _outside()]
     return "\n".join([HEAD, *filter(None, parts)])
 
 
@@ -442,19 +442,49 @@ def _soak() -> str:
     )
 
 
+def _outside() -> str:
+    if not _is_recorded("soak_outside"):
+        return ""
+    soak = _read("soak_outside")
+    ledger, by_agents = soak["ledger"], soak["by_agents"]
+    row = (
+        f"{soak['seconds'] / 60:.0f} | {soak['sessions']:,} | {soak['steps']}"
+        f" | {ledger['admitted']} | {ledger['trained']} | {ledger['filtered']}"
+        f" | {ledger['failed']} | {len(soak['problems'])}"
+    )
+    ended = [f"{way} | {count:,}" for way, count in sorted(by_agents.items())]
+    counted = [f"`{outcome}` | {count:,}" for outcome, count in sorted(soak["episodes"].items())]
+    return _section(
+        "Agents outside that do not end their sessions",
+        "`benchmarks/soak/outside.py`: agents play sessions of a run over HTTP, and a tenth of"
+        " them does not end its session as it should, in five ways. Late and bad rewards are"
+        " refused and change nothing.",
+        _table(
+            "minutes | sessions | train steps | groups | trained | filtered | failed | problems",
+            [row],
+        ),
+        _table("what the agent does | sessions", ended),
+        _table("how the run counted the episode | episodes", counted),
+        _table(" | processes | memory, MiB | descriptors | threads", _held(soak)),
+    )
+
+
+def _held(soak: dict[str, Any]) -> list[str]:
+    """What all processes held at the first and at the last look."""
+    return [
+        f"after {one['minute']:.0f} min | {one['processes']} | {one['rss_mib']:,.0f}"
+        f" | {one['fds']:,} | {one['threads']:,}"
+        for one in (soak["minutes"][0], soak["minutes"][-1])
+    ]
+
+
 def _whole_runs() -> str:
     soak = _read("soak_runs")
-    first, last = soak["minutes"][0], soak["minutes"][-1]
     faults = sum(run["totals"]["faults"] for run in soak["runs"])
     row = (
         f"{soak['seconds'] / 60:.0f} | {len(soak['runs'])} | {faults} | {soak['calls']:,}"
         f" | {soak['calls_retried']} | {soak['audits']:,} | {len(soak['problems'])}"
     )
-    held = [
-        f"after {one['minute']:.0f} min | {one['processes']} | {one['rss_mib']:,.0f}"
-        f" | {one['fds']:,} | {one['threads']:,}"
-        for one in (first, last)
-    ]
     healed = [
         " | ".join([fault, str(max(map(len, times.values()))), *_healing(times)])
         for fault, times in sorted(soak["faults"].items())
@@ -467,7 +497,7 @@ def _whole_runs() -> str:
         " Median and most of the seconds until things were as before.",
         _table("minutes | runs | faults | client calls | asked again | audits | problems", [row]),
         f"The problems:\n{wrong}" if wrong else "",
-        _table(" | processes | memory, MiB | descriptors | threads", held),
+        _table(" | processes | memory, MiB | descriptors | threads", _held(soak)),
         _table("fault | times | leased again, s | next train step, s | next answer, s", healed),
     )
 
