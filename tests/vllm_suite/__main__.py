@@ -4,7 +4,8 @@
 
 FOLDER is vLLM's source distribution of the version that is installed, unpacked. Every test has the
 server that it asks for, but a small untrained model: some fail for that, at both. A test that
-passes at vLLM must pass at the router. `--record` writes record.json.
+passes at vLLM must pass at the router. `--record` writes record.json. It takes about an hour on two
+cores: most tests start an engine.
 """
 
 import argparse
