@@ -13,8 +13,10 @@ _SMALL = (
     *("-XX:-UseContainerSupport", "-XX:ActiveProcessorCount=1"),
     *("-XX:MaxRAM=2g", "-XX:CompressedClassSpaceSize=64m", "-XX:ReservedCodeCacheSize=64m"),
     *("-XX:-CreateCoredumpOnCrash", "-XX:ErrorFile=/dev/null", "-Dfile.encoding=UTF-8"),
+    "-XX:+DisplayVMOutputToStderr",
 )
-"""The same size whatever the machine has, and no file in /tmp."""
+"""The same size whatever the machine has, no file in /tmp, and no word of the machine's own among a
+program's output: one says that memory ran out, and what a program wrote is compared."""
 
 
 def _java(name: str) -> Tool | None:
