@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 STARTER = "millrace_tools/demo/starter_files/"
 PACKED = {
     "services/": "services/",
+    "environments/": "environments/",
     "millrace_tools/": "millrace_tools/",
     "deploy/": f"{STARTER}deploy/",
     "examples/": f"{STARTER}examples/",
