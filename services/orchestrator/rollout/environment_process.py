@@ -24,6 +24,8 @@ _log = Log("orchestrator")
 class EnvironmentProcess:
     """Runs episodes in a worker, which is replaced when it dies or blocks."""
 
+    live = False
+
     def __init__(self, name: str) -> None:
         self._name = name
         self._process: asyncio.subprocess.Process | None = None
@@ -72,8 +74,6 @@ class EnvironmentProcess:
             raise InvalidInput("environment", self._name, fix)
         self._process, self._worker = process, int(answer["worker"])
         self._reader = asyncio.create_task(self._read(process), name="environment")
-
-    live = False
 
     def offer(self, episode: dict[str, Any], key: str) -> None:
         """Its sessions are its own."""

@@ -192,7 +192,7 @@ class EpisodeSampler:
             except RolloutFailed as error:
                 failure = error
             if failure is not None and self._player.live:
-                return failure
+                return failure  # its user may still be talking, and `finish` would end that
             trajectories, unrecorded = await sessions.finish(session)
         finally:
             self._close(request.session, session)
