@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from services.protocol.errors import InvalidInput
 from services.protocol.run.algorithm_preset import ALGORITHM_PRESETS
 from services.protocol.run.orchestrator import RunConfig
 
@@ -39,6 +40,28 @@ def test_dr_grpo_divides_by_the_longest_answer() -> None:
     assert run(algorithm={"preset": "dr_grpo"}).algorithm.fixed_length == 256
     mine = run(algorithm={"preset": "dr_grpo", "aggregation": "token_mean"}).algorithm
     assert mine.fixed_length is None
+
+
+STALE = [{"preset": "async"}, {"max_staleness": 1}]
+
+
+@pytest.mark.parametrize("schedule", STALE)
+def test_rloo_is_corrected_where_answers_can_be_stale(schedule: dict[str, Any]) -> None:
+    assert run(algorithm={"preset": "rloo"}).algorithm.ratio_anchor == "behaviour"
+    stale = run(algorithm={"preset": "rloo"}, schedule=schedule).algorithm
+    assert (stale.ratio_anchor, stale.mismatch_correction) == ("proximal", "truncate")
+
+
+@pytest.mark.parametrize("schedule", STALE)
+def test_a_loss_without_a_ratio_is_refused_where_nothing_corrects_it(
+    schedule: dict[str, Any],
+) -> None:
+    reinforce = {"loss": "reinforce", "ratio_anchor": "behaviour"}
+    with pytest.raises(InvalidInput, match=r"ratio_anchor.*set ratio_anchor: proximal"):
+        run(algorithm=reinforce, schedule=schedule)
+    assert run(algorithm=reinforce)
+    with pytest.raises(InvalidInput, match=r"use minibatches: 1"):
+        run(algorithm={"loss": "reinforce", "minibatches": 2})
 
 
 @pytest.mark.parametrize("name", ALGORITHM_PRESETS)

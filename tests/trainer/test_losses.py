@@ -43,7 +43,7 @@ def test_the_clip_takes_the_pessimistic_side() -> None:
     # ratio, advantage -> by hand: min(r A, clip(r) A), negated, clip to [0.8, 1.28]
     current = ratios(1.5, 1.5, 0.5, 0.5, 1.1)
     advantages = torch.tensor([1.0, -1.0, 1.0, -1.0, 2.0], dtype=torch.float64)
-    losses = clipped_surrogate(current, zeros(5), advantages, 0.2, 0.28)
+    losses = clipped_surrogate(current, zeros(5), advantages, 0.2, 0.28, None)
     assert losses.loss.tolist() == pytest.approx([-1.28, 1.5, -0.5, 0.8, -2.2])
     assert losses.clipped_high.tolist() == [1, 0, 0, 0, 0]
     assert losses.clipped_low.tolist() == [0, 0, 0, 1, 0]
@@ -52,15 +52,27 @@ def test_the_clip_takes_the_pessimistic_side() -> None:
 def test_a_clipped_token_has_no_gradient_and_others_have_minus_ratio_times_advantage() -> None:
     current = ratios(1.5, 1.5, 0.5, 0.5, 1.1)
     advantages = torch.tensor([1.0, -1.0, 1.0, -1.0, 2.0], dtype=torch.float64)
-    clipped_surrogate(current, zeros(5), advantages, 0.2, 0.28).loss.sum().backward()
+    clipped_surrogate(current, zeros(5), advantages, 0.2, 0.28, None).loss.sum().backward()
     assert current.grad is not None
     assert current.grad.tolist() == pytest.approx([0.0, 1.5, -0.5, 0.0, -2.2])
 
 
 def test_the_upper_clip_is_wider_than_the_lower_one() -> None:
     advantages = torch.ones(2, dtype=torch.float64)
-    losses = clipped_surrogate(ratios(1.25, 1.3), zeros(2), advantages, 0.2, 0.28)
+    losses = clipped_surrogate(ratios(1.25, 1.3), zeros(2), advantages, 0.2, 0.28, None)
     assert losses.loss.tolist() == pytest.approx([-1.25, -1.28])
+
+
+def test_the_dual_clip_bounds_a_bad_token_that_has_become_likely() -> None:
+    """Without it that token is all of a step's gradient, and clipping the norm takes the rest."""
+    grown = torch.tensor([15.0, 15.0, 0.5, 0.0], dtype=torch.float64, requires_grad=True)
+    advantages = torch.tensor([-1.0, 1.0, -1.0, -1.0], dtype=torch.float64)
+    losses = clipped_surrogate(grown, zeros(4), advantages, 0.2, 0.28, 3.0)
+    losses.loss.sum().backward()
+    assert losses.loss.tolist() == pytest.approx([3.0, -1.28, math.exp(0.5), 1.0])
+    assert grown.grad is not None
+    assert grown.grad.tolist() == pytest.approx([0.0, 0.0, math.exp(0.5), 1.0])
+    assert losses.clipped_high.tolist() == [1, 1, 0, 0]
 
 
 def test_on_policy_the_gradient_is_the_policy_gradient() -> None:
@@ -78,7 +90,7 @@ def test_on_policy_the_gradient_is_the_policy_gradient() -> None:
 
 def test_a_zero_advantage_has_no_gradient_wherever_the_ratio_is() -> None:
     current = ratios(0.1, 1.0, 9.0)
-    clipped_surrogate(current, zeros(3), zeros(3), 0.2, 0.28).loss.sum().backward()
+    clipped_surrogate(current, zeros(3), zeros(3), 0.2, 0.28, None).loss.sum().backward()
     assert current.grad is not None
     assert current.grad.tolist() == [0.0, 0.0, 0.0]
 

@@ -95,6 +95,8 @@ class AlgorithmConfig(StrictModel):
             PPO: clips current/proximal and weights by the mismatch ratio, corrected.
         clip_low: lower clip distance.
         clip_high: upper clip distance.
+        dual_clip: for `clip` only: ratio above which a token with a negative advantage has no
+            gradient, which PPO's clip leaves unbounded there; None for no such bound.
         mismatch_correction: for `proximal` only: `truncate` the mismatch ratio at the cap,
             `mask` what lies outside floor and cap, or `none` to leave the ratio out.
         mismatch_level: of the mismatch ratio: `token`, `sequence` (its product over the
@@ -128,6 +130,7 @@ class AlgorithmConfig(StrictModel):
     ratio_anchor: Literal["behaviour", "proximal"] = "behaviour"
     clip_low: float = Field(default=0.2, gt=0, le=1)
     clip_high: float = Field(default=0.28, gt=0)
+    dual_clip: float | None = Field(default=3.0, gt=1)
     mismatch_correction: Literal["truncate", "mask", "none"] = "truncate"
     mismatch_level: Literal["token", "sequence", "geometric"] = "token"
     mismatch_floor: float = Field(default=0.0, ge=0, le=1)
@@ -175,6 +178,11 @@ class AlgorithmConfig(StrictModel):
             raise ValueError(
                 "mismatch_* need ratio_anchor: proximal; around the behaviour policy the ratio "
                 "already holds the whole correction"
+            )
+        if self.loss == "reinforce" and self.minibatches > 1:
+            raise ValueError(
+                "reinforce has no ratio: updates after the first would train on answers of other "
+                "weights as if they were their own; use minibatches: 1, or loss: clip"
             )
         if self.mismatch_floor and self.mismatch_correction != "mask":
             raise ValueError("mismatch_floor needs mismatch_correction: mask")

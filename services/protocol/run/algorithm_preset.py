@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from services.protocol.run.schedule import may_be_stale
+
 PresetName = Literal[
     "grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo",
     "reinforce_plus_plus", "reinforce_plus_plus_baseline", "ppo"
@@ -20,12 +22,14 @@ class AlgorithmPreset:
     Attributes:
         keys: of `algorithm`.
         of_longest: further keys of `algorithm`, each as a share of `sampling.max_tokens`.
+        of_stale: further keys of `algorithm` where the schedule lets stale answers be trained.
         schedule: keys of `schedule`.
         left: what the paper chooses, too, and the preset leaves to the run file.
     """
 
     keys: Mapping[str, Any]
     of_longest: Mapping[str, float] = field(default_factory=dict)
+    of_stale: Mapping[str, Any] = field(default_factory=dict)
     schedule: Mapping[str, Any] = field(default_factory=dict)
     left: str
 
@@ -63,6 +67,7 @@ ALGORITHM_PRESETS: dict[str, AlgorithmPreset] = {
             "aggregation": "fixed_length",
             "fixed_length": 1,
         },
+        of_stale={"ratio_anchor": "proximal"},
         left="the KL penalty in the reward: `kl: {where: reward, estimator: k1, coefficient: ...}`",
     ),
     "reinforce_plus_plus": AlgorithmPreset(
@@ -104,8 +109,12 @@ def fill_in_run(run: Any, *, max_tokens: int) -> Any:
     if preset.schedule and isinstance(schedule, dict):
         filled["schedule"] = {**preset.schedule, **schedule}
     longest = sampling.get("max_tokens", max_tokens) if isinstance(sampling, dict) else None
+    keys: dict[str, Any] = {}
     if preset.of_longest and isinstance(longest, int):
-        keys = {name: int(share * longest) for name, share in preset.of_longest.items()}
+        keys |= {name: int(share * longest) for name, share in preset.of_longest.items()}
+    if may_be_stale(filled.get("schedule", {})):
+        keys |= preset.of_stale
+    if keys:
         filled["algorithm"] = _beside(keys, run["algorithm"])
     return filled
 

@@ -46,6 +46,8 @@ FIGURES = {
     "trainer.mismatch_p99_lag1": "99th percentile of that gap over tokens sampled one version "
     "earlier, nats.",
     "trainer.grad_norm": "Norm of the gradient before it is clipped.",
+    "trainer.token_share_max": "The largest share that a single token has in the sum of the slopes "
+    "of the loss by each token's logprob.",
     "trainer.loss": "Loss of the train step.",
     "ledger.admitted": "Sample groups that the run began, or all response tokens sampled for them.",
     "ledger.trained": "Sample groups that a train step learned from.",

@@ -103,6 +103,7 @@ class RunConfig(StrictModel):
                 "reinforce_plus_plus."
             )
             raise wrong_field("group_size", self.group_size, fix)
+        self._corrects_stale_data()
         known = [source.evaluation_set or DEFAULT_SET for source in self.task_sources]
         for name in self.evaluation.sets:
             if name not in known:
@@ -112,6 +113,15 @@ class RunConfig(StrictModel):
         if len(set(kinds)) < len(kinds):
             raise wrong_field("trackers", kinds, "Name each at most once.")
         return self
+
+    def _corrects_stale_data(self) -> None:
+        algorithm, oldest = self.algorithm, self.schedule.max_staleness
+        if algorithm.loss == "reinforce" and algorithm.ratio_anchor == "behaviour" and oldest:
+            fix = (
+                f"With schedule.max_staleness: {oldest} older weights sample some answers, and "
+                "reinforce has no ratio that corrects for them: set ratio_anchor: proximal."
+            )
+            raise wrong_field("algorithm.ratio_anchor", algorithm.ratio_anchor, fix)
 
     def _has_tasks(self) -> None:
         if not self.is_live and (self.task_file is None) == (not self.tasks):

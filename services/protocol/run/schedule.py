@@ -31,6 +31,15 @@ SCHEDULE_PRESETS: dict[str, dict[str, Any]] = {
 """The keys of each `preset`; a key of the run file wins."""
 
 
+def may_be_stale(schedule: Any) -> bool:
+    """Whether data of `schedule` lets answers of older weights be trained."""
+    if not isinstance(schedule, dict):
+        return False
+    name = schedule.get("preset")
+    chosen = SCHEDULE_PRESETS.get(name, {}) if isinstance(name, str) else {}
+    return bool((chosen | schedule).get("max_staleness"))
+
+
 class ScheduleConfig(StrictModel):
     """A point in the scheduling space; docs/schedules.md says how to choose one.
 

@@ -48,6 +48,7 @@ class StepDiagnostics:
         self._sums = {name: torch.zeros((), dtype=torch.float64, device=device) for name in _SUMS}
         self._bins = torch.zeros(_LAGS * _BINS, dtype=torch.float64, device=device)
         self._largest = torch.zeros((), dtype=torch.float64, device=device)
+        self._slopes, self._steepest = self._largest.clone(), self._largest.clone()
         self._seen: set[str] = set()
 
     def add(
@@ -84,6 +85,17 @@ class StepDiagnostics:
             self._add(weight, "masked_fraction", losses.corrected.masked)
             self._add(weight, "truncated_fraction", losses.corrected.truncated)
 
+    def note_slopes(self, slopes: Tensor) -> None:
+        """Take the gradients of one micro-batch's loss by the logprob of each of its tokens.
+
+        Each token's gradient by the weights is its slope times that of its logprob, so that the
+        slopes tell whether a single one makes up the step.
+        """
+        sizes = _finite(slopes).abs().double()
+        if sizes.numel():
+            self._slopes += sizes.sum()
+            self._steepest = torch.maximum(self._steepest, sizes.max())
+
     def note_mismatch(self, micro: MicroBatch, logprobs: Tensor) -> None:
         """Compare with the engine's logprobs those under the weights of the step's start.
 
@@ -111,7 +123,10 @@ class StepDiagnostics:
         stacked = torch.cat([torch.stack([self._sums[name] for name in _SUMS]), self._bins])
         stacked *= counts
         dist.all_reduce(stacked)
-        dist.all_reduce(self._largest, op=dist.ReduceOp.MAX)
+        dist.all_reduce(self._slopes)
+        largest = torch.stack([self._largest, self._steepest])
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+        mismatch, steepest = largest.tolist()
         sums = dict(zip(_SUMS, stacked[: len(_SUMS)].tolist(), strict=True))
         tokens = int(sums["tokens"])
         metrics = {
@@ -122,7 +137,9 @@ class StepDiagnostics:
         metrics["loss"] = sums["loss"] / max(loss_denominator, 1)
         squares = sums["ratio_squared"] * tokens
         metrics["effective_sample_size"] = sums["ratio"] ** 2 / squares if squares else 0.0
-        metrics["mismatch_max"] = self._largest.item()
+        metrics["mismatch_max"] = mismatch
+        slopes = self._slopes.item()
+        metrics["token_share_max"] = steepest / slopes if slopes else 0.0
         metrics["mismatch_tokens"] = sums["mismatch_tokens"]
         return tokens, metrics | _percentiles(stacked[len(_SUMS) :])
 

@@ -185,6 +185,7 @@ class TrainStep:
             self._policy.reduce_gradients(index == len(work) - 1)
             wanted: Entropy = "gradient" if self._algorithm.entropy_bonus else "value"
             current, entropy = self._balance.score(micro, self._temperature, wanted)
+            current.retain_grad()
             tokens = _scored(prepared, current, entropy, self._algorithm)
             losses = policy_losses(tokens, self._algorithm, self._user_loss)
             shares = token_shares(
@@ -193,6 +194,8 @@ class TrainStep:
             loss = (losses.tokens.loss * shares).sum()
             balance = self._balance.loss(micro, minibatch.tokens)
             (loss * scale + balance).backward()
+            if current.grad is not None:
+                self._diagnostics.note_slopes(current.grad)
             if note:
                 self._diagnostics.note_mismatch(micro, current)
             self._details += token_details(prepared, current, self._detailed)

@@ -40,7 +40,8 @@ def draw_case(seed: int) -> dict[str, Sequences]:
 def token_loss(name: str, l: float, frozen: float, ratio: float, s: float, a: float, c: Any):  # noqa: E741
     low, high = 1 - c.clip_low, 1 + c.clip_high
     if name == "clip":
-        return -min(ratio * a, min(max(ratio, low), high) * a)
+        bounded = min(ratio * a, min(max(ratio, low), high) * a)
+        return -max(bounded, c.dual_clip * a) if c.dual_clip and a < 0 else -bounded
     if name == "gspo":
         return -min(s * a, min(max(s, low), high) * a)
     if name == "cispo":

@@ -1,5 +1,7 @@
 """The clipped surrogate of PPO, which GRPO, Dr. GRPO, DAPO and REINFORCE++ share."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -8,14 +10,31 @@ from services.trainer.algorithms.losses.tokens import TokenLosses
 
 
 def clipped_surrogate(
-    current: Tensor, anchor: Tensor, advantages: Tensor, clip_low: float, clip_high: float
+    current: Tensor,
+    anchor: Tensor,
+    advantages: Tensor,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None,
 ) -> TokenLosses:
     """`-min(r A, clip(r, 1 - low, 1 + high) A)` with `r = exp(current - anchor)`.
 
     PPO, arXiv 1707.06347, equation 7; a larger upper distance is the clip-higher of DAPO,
-    arXiv 2503.14476, section 3.1. `anchor` is the centre of the trust region.
+    arXiv 2503.14476, section 3.1. `anchor` is the centre of the trust region. With `dual_clip`
+    `c`, where `A < 0`: `-max(min(...), c A)` (Ye et al., arXiv 1912.09729, equation 5), or one
+    token that has become far more likely would be all of a step's gradient.
     """
-    return clip_ratio(ratio_of(current - anchor.detach()), advantages, clip_low, clip_high)
+    ratio = ratio_of(current - anchor.detach())
+    losses = clip_ratio(ratio, advantages, clip_low, clip_high)
+    if dual_clip is None:
+        return losses
+    bound = -dual_clip * advantages
+    above = (advantages < 0) & (ratio > dual_clip)
+    return replace(
+        losses,
+        loss=torch.where(advantages < 0, torch.minimum(losses.loss, bound), losses.loss),
+        clipped_high=losses.clipped_high + above.to(ratio.dtype),
+    )
 
 
 def clip_ratio(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> TokenLosses:

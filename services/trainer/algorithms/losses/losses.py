@@ -93,7 +93,8 @@ def _losses(
         loss = checked_user_loss(user_loss, tokens, algorithm)
         return TokenLosses(loss=loss, clipped_low=nothing, clipped_high=nothing)
     if algorithm.loss == "clip":
-        return clipped_surrogate(tokens.current, anchor, tokens.advantage, low, high)
+        dual = algorithm.dual_clip
+        return clipped_surrogate(tokens.current, anchor, tokens.advantage, low, high, dual)
     if algorithm.loss == "gspo":
         return gspo_surrogate(tokens, anchor, low, high)
     if algorithm.loss == "cispo":
