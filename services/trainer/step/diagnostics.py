@@ -123,6 +123,7 @@ class StepDiagnostics:
         stacked = torch.cat([torch.stack([self._sums[name] for name in _SUMS]), self._bins])
         stacked *= counts
         dist.all_reduce(stacked)
+        self._slopes *= counts  # ranks that share a row have the same slopes
         dist.all_reduce(self._slopes)
         largest = torch.stack([self._largest, self._steepest])
         dist.all_reduce(largest, op=dist.ReduceOp.MAX)
