@@ -104,6 +104,7 @@ class RunStart:
         temperature: that answers are sampled with; divides the trainer's logits, so that
             current logprobs are of the distribution that was sampled from.
         seed: of everything random in the trainer.
+        updates: optimizer steps that the run is to make, over which the learning rate decays.
         origin: folder with checkpoints of another run, from which this one branches off: the
             policy of the newest good one is loaded, and nothing else of it. Empty: no branch.
     """
@@ -113,6 +114,7 @@ class RunStart:
     algorithm: AlgorithmConfig
     temperature: float
     seed: int
+    updates: int = 0
     origin: str = ""
 
 

@@ -118,7 +118,14 @@ class AlgorithmConfig(StrictModel):
         minibatches: optimizer steps per train step.
         learning_rate: AdamW's.
         warmup_steps: optimizer steps over which the rate rises linearly from 0.
+        decay: how the rate falls until the run's last update; `none` keeps it.
+        decay_steps: of the last so many optimizer steps, which makes it warm-up, stable, decay;
+            None: from the end of the warm-up on.
+        decay_to: share of `learning_rate` that would be left after the last update.
         weight_decay: AdamW's.
+        beta1: AdamW's decay of the mean of gradients, of policy and critic.
+        beta2: AdamW's decay of the mean of their squares.
+        epsilon: what AdamW adds to the root of the latter.
         grad_clip: largest global gradient norm.
     """
 
@@ -147,7 +154,13 @@ class AlgorithmConfig(StrictModel):
     minibatches: int = Field(default=1, ge=1, le=64)
     learning_rate: float = Field(default=1e-6, gt=0, le=1)
     warmup_steps: int = Field(default=0, ge=0)
+    decay: Literal["none", "linear", "cosine"] = "none"
+    decay_steps: int | None = Field(default=None, ge=1)
+    decay_to: float = Field(default=0.0, ge=0, le=1)
     weight_decay: float = Field(default=0.0, ge=0)
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.95, ge=0, lt=1)
+    epsilon: float = Field(default=1e-8, gt=0)
     grad_clip: float = Field(default=1.0, gt=0)
 
     @model_validator(mode="before")
@@ -184,6 +197,8 @@ class AlgorithmConfig(StrictModel):
                 "reinforce has no ratio: updates after the first would train on answers of other "
                 "weights as if they were their own; use minibatches: 1, or loss: clip"
             )
+        if self.decay == "none" and (self.decay_steps is not None or self.decay_to):
+            raise ValueError("decay_steps and decay_to need a decay: linear or cosine")
         if self.mismatch_floor and self.mismatch_correction != "mask":
             raise ValueError("mismatch_floor needs mismatch_correction: mask")
         if self.overlong_buffer > (self.overlong_limit or 0):

@@ -54,10 +54,12 @@ class Part(Stateful):
         return {"model": model, "optimizer": optimizer}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` gave."""
+        """Take over what `state_dict` gave, and keep the optimizer's own settings."""
         if self.optimizer is None:
             set_model_state_dict(self.module, state["model"])
             return
+        groups = self.optimizer.param_groups
+        own = [{name: one for name, one in group.items() if name != "params"} for group in groups]
         set_state_dict(
             self.module,
             self.optimizer,
@@ -65,6 +67,8 @@ class Part(Stateful):
             optim_state_dict=state["optimizer"],
             options=_TRAINED,
         )
+        for group, settings in zip(self.optimizer.param_groups, own, strict=True):
+            group.update(settings)
 
 
 Parts = Mapping[str, Part]

@@ -301,6 +301,7 @@ class Learner:
         optimizer = make_adamw(
             self._policy.trained_parameters(),
             self._config,
+            self._algorithm,
             learning_rate=self._algorithm.learning_rate,
             weight_decay=self._algorithm.weight_decay,
         )

@@ -83,7 +83,7 @@ class AuxiliaryModels:
         if algorithm.kl.coefficient > 0:
             reference = Reference(config, mesh, context_group)
         if algorithm.has_critic:
-            critic = Critic(algorithm.critic, config, mesh, context_group)
+            critic = Critic(algorithm, config, mesh, context_group)
         return cls(reference=reference, refresh_steps=refresh_steps, critic=critic)
 
     @property

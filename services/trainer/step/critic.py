@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from services.protocol.run.algorithm import CriticConfig
+from services.protocol.run.algorithm import AlgorithmConfig
 from services.trainer.algorithms.losses.value_loss import value_loss
 from services.trainer.batch.collate import MicroBatch
 from services.trainer.config import TrainerConfig
@@ -54,17 +54,18 @@ class Critic:
 
     def __init__(
         self,
-        settings: CriticConfig,
+        algorithm: AlgorithmConfig,
         config: TrainerConfig,
         mesh: DeviceMesh,
         context_group: ContextGroup,
     ) -> None:
-        self._settings, self._device = settings, torch.device(config.device)
+        self._settings, self._device = algorithm.critic, torch.device(config.device)
         self.model = load_policy(config, mesh, ValueModel, context_group)
         self.optimizer = make_adamw(
             self.model.trained_parameters(),
             config,
-            learning_rate=settings.learning_rate,
+            algorithm,
+            learning_rate=self._settings.learning_rate,
             weight_decay=0.0,
         )
 

@@ -30,12 +30,17 @@ class EightBitAdamW(AdamW8bit):
         *,
         lr: float,
         betas: tuple[float, float],
+        eps: float = 1e-8,
         weight_decay: float,
     ) -> None:
-        super().__init__(parameters, lr=lr, betas=betas, weight_decay=weight_decay)
-        plain = torch.optim.AdamW(
-            parameters, lr=lr, betas=betas, weight_decay=weight_decay, fused=True
-        )
+        settings: dict[str, Any] = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+        }
+        super().__init__(parameters, **settings)
+        plain = torch.optim.AdamW(parameters, **settings, fused=True)
         self.param_groups[0].update(plain.param_groups[0])
 
     @torch.no_grad()

@@ -25,6 +25,7 @@ from services.trainer.step.balance import ExpertBalance
 from services.trainer.step.credit import Prepared, assign_credit
 from services.trainer.step.critic import Critic, CriticDiagnostics
 from services.trainer.step.diagnostics import StepDiagnostics
+from services.trainer.step.learning_rate import learning_rate
 from services.trainer.step.model_flops import ModelFlops
 from services.trainer.step.token_details import token_details
 from services.trainer.step.update import update
@@ -87,6 +88,7 @@ class TrainStep:
         self._policy, self._optimizer = policy, optimizer
         self._algorithm, self._device = run.algorithm, device
         self._temperature, self._user_loss = run.temperature, user_loss
+        self._planned_updates = run.updates
         self._auxiliary_models = auxiliary_models
         self._context_group, self._world_size = policy.context_group, dist.get_world_size()
         self._clock = {"forward_backward": 0.0, "optimizer": 0.0}
@@ -209,10 +211,9 @@ class TrainStep:
         """One step of the policy's optimizer; returns False if it was left out."""
         started = time.perf_counter()
         HEARTBEAT.enter("optimizer")
-        warmup = self._algorithm.warmup_steps
-        share = min(1.0, (optimizer_steps + 1) / warmup) if warmup else 1.0
+        rate = learning_rate(self._algorithm, optimizer_steps, self._planned_updates)
         for group in self._optimizer.param_groups:
-            group["lr"] = self._algorithm.learning_rate * share
+            group["lr"] = rate
         norm = update(
             self._optimizer,
             self._policy.trained_parameters(),

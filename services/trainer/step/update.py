@@ -1,6 +1,7 @@
 """The optimizer, and one step of it, made on all ranks or on none."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -8,30 +9,36 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from services.protocol.errors import InvalidInput
+from services.protocol.run.algorithm import AlgorithmConfig
 from services.trainer.config import TrainerConfig
 from services.trainer.offload.host_moments import HostMomentsAdamW
-
-BETAS = (0.9, 0.95)
 
 
 def make_adamw(
     parameters: Sequence[nn.Parameter],
     config: TrainerConfig,
+    algorithm: AlgorithmConfig,
     *,
     learning_rate: float,
     weight_decay: float,
 ) -> torch.optim.Optimizer:
     """The optimizer of policy and critic, which steps where the parameters are.
 
+    Of the algorithm it takes betas and epsilon alone.
+
     Raises:
         InvalidInput: as for `eight_bit_adamw`.
     """
+    settings: dict[str, Any] = {
+        "lr": learning_rate,
+        "betas": (algorithm.beta1, algorithm.beta2),
+        "eps": algorithm.epsilon,
+        "weight_decay": weight_decay,
+    }
     if config.moments == "8bit":
-        return eight_bit_adamw("trainer.moments")(
-            parameters, lr=learning_rate, betas=BETAS, weight_decay=weight_decay
-        )
+        return eight_bit_adamw("trainer.moments")(parameters, **settings)
     kind = HostMomentsAdamW if config.offload == "optimizer" else torch.optim.AdamW
-    return kind(parameters, lr=learning_rate, betas=BETAS, weight_decay=weight_decay, fused=True)
+    return kind(parameters, **settings, fused=True)
 
 
 def eight_bit_adamw(field: str) -> Callable[..., torch.optim.Optimizer]:
