@@ -42,6 +42,7 @@ CHOICES: dict[str, dict[str, Any]] = {
         "gamma": 0.98,
         "critic": {"learning_rate": 1e-3, "value_clip": 0.001},
     },
+    "dual clip": {"preset": "grpo", "dual_clip": 1.5},
     "KL in the loss": {"preset": "grpo", "kl": {"coefficient": 0.5}},
     "KL in rewards of answers": {"preset": "rloo", "kl": KL_IN_REWARD},
     "KL in rewards of tokens": {
@@ -69,7 +70,9 @@ def run(rank_groups, tiny_model, make_start):
 @pytest.mark.parametrize("choice", CHOICES)
 def test_two_ranks_in_small_passes_do_what_one_does_in_one(run, make_batch, choice) -> None:
     batch = make_batch(1, groups=4)
-    algorithm = CHOICES[choice] | {"minibatches": 2}
+    algorithm = CHOICES[choice]
+    if algorithm.get("preset") != "rloo":  # whose updates after the first nothing would correct
+        algorithm = algorithm | {"minibatches": 2}
     whole, expected = run(1, 100_000, batch, **algorithm)
     parts, weights = run(2, 60, batch, **algorithm)
     assert whole.metrics["grad_norm"] > 0
