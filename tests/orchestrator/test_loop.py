@@ -161,9 +161,11 @@ async def test_an_infrastructure_failure_is_never_a_reward(tmp_path: Path) -> No
         )
 
 
-async def test_a_group_with_fewer_than_two_graded_answers_fails(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("broken", "least_graded"), [({0, 1, 2}, 0.0), ({0, 1}, 0.75)])
+async def test_a_group_of_which_too_few_answers_are_graded_fails(
+    tmp_path: Path, broken: set[int], least_graded: float
+) -> None:
     async with world(tmp_path) as cluster:
-        broken = {0, 1, 2}
         first: list[str] = []
 
         def ungraded(job) -> bool:
@@ -173,7 +175,8 @@ async def test_a_group_with_fewer_than_two_graded_answers_fails(tmp_path: Path) 
             return [group] == first and int(job.job_id[-1]) in broken
 
         cluster.reward.ungraded = ungraded
-        status = await run_to_end(cluster, cluster.run_config(steps=2))
+        config = cluster.run_config(steps=2, algorithm={"least_graded": least_graded})
+        status = await run_to_end(cluster, config)
         assert status.state is RunState.FINISHED, status.detail
         failed = [row for row in ledger_rows(status) if row["status"] == "failed"]
         assert [row["reason"] for row in failed] == ["infra_error"]

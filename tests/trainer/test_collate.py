@@ -14,12 +14,14 @@ def rows_of(*trajectories: Trajectory, advantages: tuple[float, ...] = (1.0,)) -
     members = tuple(ScoredTrajectory(trajectory=one, reward=0.0) for one in trajectories)
     group = TrainGroup(group_id=0, trajectories=members)
     count = np.arange(len(members))
+    tokens = GroupBatch(run_id="run", step=1, groups=(group,)).built.rows
     return Rows(
-        tokens=GroupBatch(run_id="run", step=1, groups=(group,)).built.rows,
+        tokens=tokens,
         place=count,
         group_ids=0 * count,
         indexes=count,
         advantages=np.array(advantages[: len(members)]),
+        sampled=tokens.trained(),
     )
 
 

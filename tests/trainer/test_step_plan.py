@@ -12,7 +12,9 @@ import pytest
 from services.protocol.errors import InvalidInput
 from services.protocol.run.algorithm import AlgorithmConfig
 from services.protocol.train_batch import ScoredTrajectory, TokenRows, TrainGroup
+from services.trainer.algorithms.losses.aggregation import token_shares
 from services.trainer.batch.batching import PassLimits
+from services.trainer.batch.collate import collate
 from services.trainer.batch.step_plan import StepPlan, plan_step
 from tests.batches import GroupBatch, opened
 
@@ -99,12 +101,17 @@ def test_tokens_that_are_too_old_have_a_cause_of_their_own(make_trajectory) -> N
             ScoredTrajectory(trajectory=t, reward=r, stale_tokens=s) for t, r, s in members
         ),
     )
-    assert planned(AlgorithmConfig(), group).left_out() == {
+    plan = planned(AlgorithmConfig(), group)
+    assert plan.left_out() == {
         "left_out_truncated": 0.0,
         "left_out_equal_rewards": 0.0,
         "left_out_stale": 4 / 6,
         "left_out_fraction": 4 / 6,
     }
+    assert [one.tokens for one in plan.minibatches] == [3]  # of the answers that are trained
+    micros = [collate(plan.part(rank).rows, 0) for rank in range(2)]
+    shares = [token_shares(one.weight, one.row, one.sampled, "sequence_mean") for one in micros]
+    assert sorted(float(share) for share in shares) == [0.5, 1.0]
 
 
 def test_masked_truncated_answers_still_count_for_their_group(make_trajectory) -> None:

@@ -187,9 +187,9 @@ class Groups:
         self._book.close(group.group_id, "failed", reason=reason)
 
     def _finish(self, result: GroupResult) -> None:
-        needed = self._run.algorithm.smallest_group
+        needed = self._run.graded_of(len(result.graded) + len(result.ungraded))
         if len(result.graded) < needed:
-            detail = one_line(result.ungraded[-1].detail)
+            detail = one_line(result.ungraded[-1].detail) if result.ungraded else "too few came"
             problem = f"infra_error: fewer than {needed} answers could be graded: {detail}"
             self._fail(result.group, "infra_error", problem)
             return

@@ -105,6 +105,8 @@ class AlgorithmConfig(StrictModel):
         mismatch_cap: upper bound of the mismatch ratio, for `proximal` only.
         mask_truncated: leave answers that hit the length limit out of the loss (DAPO's
             overlong filtering); they still count for their group's statistics.
+        least_graded: share of a group's trajectories that must have a reward; a group with fewer
+            fails, since the baseline of a few is not that of the group.
         overlong_limit: tokens at which an answer's reward is lowered by 1 (DAPO's soft
             punishment); None lowers none.
         overlong_buffer: tokens below `overlong_limit` over which that begins.
@@ -143,6 +145,7 @@ class AlgorithmConfig(StrictModel):
     mismatch_floor: float = Field(default=0.0, ge=0, le=1)
     mismatch_cap: float = Field(default=2.0, ge=1)
     mask_truncated: bool = False
+    least_graded: float = Field(default=0.5, ge=0, le=1)
     overlong_limit: int | None = Field(default=None, ge=1)
     overlong_buffer: int = Field(default=0, ge=0)
     entropy_bonus: float = Field(default=0.0, ge=0)

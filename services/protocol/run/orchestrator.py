@@ -1,6 +1,7 @@
 """Requests and answers of the orchestrator over `/v1/runs`."""
 
 from enum import StrEnum
+from math import ceil
 from typing import Any, Self
 
 from pydantic import BaseModel, Field, model_validator
@@ -137,6 +138,11 @@ class RunConfig(StrictModel):
     def is_live(self) -> bool:
         """Whether it learns from sessions of live agents, without tasks."""
         return self.environment == LIVE
+
+    def graded_of(self, trajectories: int) -> int:
+        """Least number of a group's trajectories that must have a reward."""
+        share = self.algorithm.least_graded * max(self.group_size, trajectories)
+        return max(self.algorithm.smallest_group, ceil(share))
 
     @property
     def task_sources(self) -> list[TaskSource]:

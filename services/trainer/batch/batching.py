@@ -37,7 +37,8 @@ class Minibatch:
     """The rows of one optimizer step.
 
     Attributes:
-        tokens: trained tokens over all ranks and micro-batches, for the loss denominator.
+        tokens: sampled tokens of its rows over all ranks and micro-batches, for the loss
+            denominator.
         sequences: trajectories over all ranks and micro-batches, likewise.
         ranks: the micro-batches of each rank, equally many for all.
     """
@@ -59,7 +60,7 @@ def row_cost(length: int, attention: float) -> float:
 
 
 def plan_minibatches(
-    lengths: Sequence[int], trained: Sequence[int], *, count: int, seed: str, limits: PassLimits
+    lengths: Sequence[int], sampled: Sequence[int], *, count: int, seed: str, limits: PassLimits
 ) -> tuple[Minibatch, ...]:
     """Split rows at random into `count` minibatches of equal size, and those over ranks.
 
@@ -68,7 +69,7 @@ def plan_minibatches(
 
     Args:
         lengths: tokens of each row.
-        trained: those of them that carry a gradient.
+        sampled: those of them that the policy sampled.
         count: optimizer steps.
         seed: of the split.
         limits: what passes are cut to.
@@ -83,7 +84,7 @@ def plan_minibatches(
         plan = plan_microbatches([lengths[i] for i in chosen], limits)
         minibatches.append(
             Minibatch(
-                tokens=sum(trained[i] for i in chosen),
+                tokens=sum(sampled[i] for i in chosen),
                 sequences=len(chosen),
                 ranks=tuple(
                     tuple(tuple(chosen[i] for i in micro) for micro in rank) for rank in plan

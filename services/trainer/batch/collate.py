@@ -27,6 +27,8 @@ class MicroBatch:
         weight: float32 `[N]`, 1; 0 for the one token of an empty micro-batch.
         lag: int64 `[N]`, versions between the one that sampled the token and the one that
             the trainer holds; -1 where there is nothing to compare.
+        sampled: float32 `[B]`, tokens of each row that the policy sampled, those included that
+            are too old to be trained.
     """
 
     input_ids: Tensor
@@ -38,6 +40,7 @@ class MicroBatch:
     advantage: Tensor
     weight: Tensor
     lag: Tensor
+    sampled: Tensor
 
     @property
     def sequences(self) -> int:
@@ -71,6 +74,7 @@ def collate(rows: Rows, held_version: int) -> MicroBatch:
     return MicroBatch(
         input_ids=torch.from_numpy(tokens.ids.astype(np.int64)),
         rows=PackedRows.of(tokens.lengths.tolist()),
+        sampled=torch.from_numpy(rows.sampled).float(),
         **{name: torch.from_numpy(flat[name]).to(dtype) for name, dtype in _FLAT.items()},
     )
 
@@ -93,6 +97,7 @@ def collate_sequences(sequences: Sequence[Sequence[int]]) -> MicroBatch:
         advantage=nothing,
         weight=nothing,
         lag=nothing.long() - 1,
+        sampled=torch.ones(len(sequences)),
     )
 
 
@@ -110,4 +115,5 @@ _FLAT = {
 def _empty() -> MicroBatch:
     one = {name: torch.zeros(1, dtype=dtype) for name, dtype in _FLAT.items()}
     one["lag"] -= 1
-    return MicroBatch(input_ids=torch.zeros(2, dtype=torch.int64), rows=PackedRows.of([2]), **one)
+    ids = torch.zeros(2, dtype=torch.int64)
+    return MicroBatch(input_ids=ids, rows=PackedRows.of([2]), sampled=torch.ones(1), **one)

@@ -20,6 +20,8 @@ class Rows:
         indexes: int64 `[B]`, of each in its group.
         advantages: float64 `[B]`, the same for each trained token; where the algorithm goes by
             token, what the whole answer earned.
+        sampled: int64 `[B]`, tokens of each that the policy sampled: the trained ones, and those
+            that are too old to be.
     """
 
     tokens: TokenRows
@@ -27,6 +29,7 @@ class Rows:
     group_ids: Ints
     indexes: Ints
     advantages: NDArray[np.float64]
+    sampled: Ints
 
     def __len__(self) -> int:
         """B."""
@@ -44,6 +47,7 @@ class Rows:
                     group_ids=self.group_ids[mine],
                     indexes=self.indexes[mine],
                     advantages=self.advantages[mine],
+                    sampled=self.sampled[mine],
                 )
             )
             first += size
@@ -55,7 +59,8 @@ class RankMinibatch:
     """One rank's part of one optimizer step.
 
     Attributes:
-        tokens: trained tokens over all ranks and micro-batches, for the loss denominator.
+        tokens: sampled tokens of its rows over all ranks and micro-batches, for the loss
+            denominator.
         sequences: trajectories over all ranks and micro-batches, likewise.
         micro_batches: rows of each of this rank's micro-batches, equally many micro-batches on
             all ranks; one of 0 rows only keeps the ranks in step.

@@ -62,6 +62,7 @@ class StepPlan:
                 group_ids=groups[place],
                 indexes=indexes[place],
                 advantages=self.advantages[order],
+                sampled=self.batch.rows.trained()[place] + self.batch.stale_tokens[place],
             ),
             minibatches=tuple(
                 RankMinibatch(
@@ -139,7 +140,7 @@ def plan_step(
         advantages=advantages_of(rewards, algorithm)[chosen],
         minibatches=plan_minibatches(
             batch.rows.lengths[chosen].tolist(),
-            tokens[chosen].tolist(),
+            (tokens + batch.stale_tokens)[chosen].tolist(),
             count=algorithm.minibatches,
             seed=seed,
             limits=limits,

@@ -191,7 +191,7 @@ class TrainStep:
             tokens = _scored(prepared, current, entropy, self._algorithm)
             losses = policy_losses(tokens, self._algorithm, self._user_loss)
             shares = token_shares(
-                micro.weight, micro.row, micro.sequences, self._algorithm.aggregation
+                micro.weight, micro.row, micro.sampled, self._algorithm.aggregation
             )
             loss = (losses.tokens.loss * shares).sum()
             balance = self._balance.loss(micro, minibatch.tokens)

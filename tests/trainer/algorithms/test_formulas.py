@@ -113,7 +113,7 @@ def computed(case: Any, c: AlgorithmConfig) -> tuple[float, list[float]]:
     tokens = ScoredTokens(sequence=sequence, sequences=len(LENGTHS), **flat)
     losses = policy_losses(tokens, c).tokens.loss
     weight = torch.ones_like(losses)
-    shares = token_shares(weight, sequence, len(LENGTHS), c.aggregation)
+    shares = token_shares(weight, sequence, torch.tensor(LENGTHS).double(), c.aggregation)
     loss = (losses * shares).sum() / denominator(sum(LENGTHS), len(LENGTHS), c)
     loss.backward()
     assert tokens.current.grad is not None

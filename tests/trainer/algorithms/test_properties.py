@@ -96,7 +96,8 @@ def loss_of(batch: dict[str, torch.Tensor], keep: torch.Tensor, algorithm: Algor
     count = int(parts["sequence"].max()) + 1
     tokens = ScoredTokens(current=current, sequences=count, **parts)
     losses = policy_losses(tokens, algorithm).tokens.loss
-    shares = token_shares(torch.ones_like(losses), tokens.sequence, count, algorithm.aggregation)
+    lengths = tokens.sequence.bincount().double()
+    shares = token_shares(torch.ones_like(losses), tokens.sequence, lengths, algorithm.aggregation)
     total = (losses * shares).sum()
     total.backward()
     return total.item(), current.grad

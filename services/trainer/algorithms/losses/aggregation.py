@@ -11,7 +11,7 @@ from torch import Tensor
 from services.protocol.run.algorithm import AlgorithmConfig
 
 
-def token_shares(weight: Tensor, sequence: Tensor, sequences: int, aggregation: str) -> Tensor:
+def token_shares(weight: Tensor, sequence: Tensor, lengths: Tensor, aggregation: str) -> Tensor:
     """The weight of each token before the division by `denominator`.
 
     - `token_mean`: 1, so that the loss is `sum / N` (DAPO, arXiv 2503.14476, section 3.3).
@@ -23,23 +23,22 @@ def token_shares(weight: Tensor, sequence: Tensor, sequences: int, aggregation: 
     Args:
         weight: `[N]`, 1; 0 for what only fills a forward pass.
         sequence: int64 `[N]`, the sequence of each token.
-        sequences: number of sequences.
+        lengths: `[S]`, tokens of each sequence that the policy sampled, `|o_i|`.
         aggregation: which of the three.
     """
     if aggregation != "sequence_mean":
         return weight
-    lengths = weight.new_zeros(sequences).index_add(0, sequence, torch.ones_like(weight))
     return weight / lengths[sequence]
 
 
 def denominator(tokens: int, sequences: int, algorithm: AlgorithmConfig) -> int:
     """`tokens`, `sequences` or `sequences * fixed_length`.
 
-    Tokens that a mask takes out of the loss stay in the count, else the few that are left
-    would weigh more. Groups of equal rewards are not counted: as under DAPO's dynamic sampling
+    Tokens of an answer that a mask takes out of the loss, as too old or as too far from the
+    engine, stay in the count, else the few that are left would weigh more. Groups of equal rewards are not counted: as under DAPO's dynamic sampling
     (arXiv 2503.14476, equation 11) they are not part of the batch, unless a KL penalty, an
-    entropy bonus or an advantage over the batch gives them a gradient. Empty answers and those
-    that `mask_truncated` leaves out are not counted either.
+    entropy bonus or an advantage over the batch gives them a gradient. Answers without any token
+    to train and those that `mask_truncated` leaves out are not counted either.
     """
     if algorithm.aggregation == "token_mean":
         return tokens
