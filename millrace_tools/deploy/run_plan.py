@@ -140,6 +140,7 @@ class RunPlan:
             facts = DeploymentFacts(
                 environments=self.cluster.orchestrator.environments,
                 tracker_addresses=self.cluster.orchestrator.tracker_addresses,
+                teachers=tuple(sorted(self.cluster.orchestrator.teachers)),
                 score_queue=self.cluster.orchestrator.score_queue,
                 models=(rollout.served_model_name,),
                 max_model_len=rollout.max_model_len,

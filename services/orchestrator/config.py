@@ -11,6 +11,35 @@ from services.protocol.strict import StrictModel
 from services.retry import doubling
 
 
+class TeacherConfig(StrictModel):
+    """A model that run files may name as a teacher (`algorithm.distillation`).
+
+    Attributes:
+        url: of an OpenAI-compatible server, without a path, whose `/v1/completions` returns the
+            logprobs of a prompt (`echo` with `logprobs`), as vLLM and the router do. Its model
+            must have the policy's tokenizer.
+        model: its served name.
+        api_key_env: environment variable with its API key, None where it asks for none.
+        concurrency: answers that it scores at a time.
+        timeout_s: deadline for one answer, retries included, seconds; then the answer is left out.
+    """
+
+    url: str = Field(pattern=r"^https?://[^/]+$")
+    model: str = Field(min_length=1)
+    api_key_env: str | None = None
+    concurrency: int = Field(default=32, ge=1)
+    timeout_s: float = Field(default=300.0, gt=0)
+
+    @property
+    def key(self) -> str | None:
+        """The API key, None for none.
+
+        Raises:
+            InvalidInput: `api_key_env` names a variable that is not set.
+        """
+        return key_in(self.api_key_env, field="orchestrator.teachers.api_key_env")
+
+
 class OrchestratorConfig(StrictModel):
     """Settings of the orchestrator for all runs.
 
@@ -28,6 +57,7 @@ class OrchestratorConfig(StrictModel):
         tracker_addresses: whether a run file may say where a tracker's server is (`uri`,
             `base_url`), to which the orchestrator then shows its own keys for trackers. Off,
             because every client that may start runs could have them sent to its own server.
+        teachers: models that run files may name as a teacher, by name.
         max_connections: open connections to the router; also episodes at a time.
         rollout_retries: further attempts at a sample group whose rollout failed.
         backoff_s: first pause before a peer that is not ready is asked again, seconds;
@@ -64,6 +94,7 @@ class OrchestratorConfig(StrictModel):
     router_key_env: str | None = None
     environments: bool = False
     tracker_addresses: bool = False
+    teachers: dict[str, TeacherConfig] = Field(default={})
     max_connections: int = Field(default=256, ge=1)
     rollout_retries: int = Field(default=2, ge=0)
     backoff_s: float = Field(default=0.1, gt=0)

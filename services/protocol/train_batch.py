@@ -24,11 +24,13 @@ class ScoredTrajectory:
 
     Attributes:
         stale_tokens: sampled tokens whose loss mask is 0 because they are too old.
+        teacher: the teacher's logprob of each token of the answer; None without a teacher.
     """
 
     trajectory: Trajectory
     reward: float
     stale_tokens: int = 0
+    teacher: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +60,7 @@ class TokenRows:
         spans: int32 `[S]`, policy spans of each answer.
         span_version: int32 `[P]`, the policy version of each span.
         span_tokens: int32 `[P]`, its tokens.
+        teacher: float32 `[R]`, a teacher's logprobs of the answers' tokens; empty without one.
     """
 
     ids: NDArray[np.int32]
@@ -68,6 +71,7 @@ class TokenRows:
     spans: NDArray[np.int32]
     span_version: NDArray[np.int32]
     span_tokens: NDArray[np.int32]
+    teacher: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
 
     def __post_init__(self) -> None:
         """Refuse arrays whose sizes disagree."""
@@ -131,14 +135,16 @@ class TokenRows:
 
     def _per_row(self) -> list[Any]:
         """How many elements of each of `_arrays` a row has."""
-        return [self.lengths, self.answer, self._mask_bytes(), self.spans, self.spans]
+        taught = self.answer if len(self.teacher) else 0 * self.answer
+        return [self.lengths, self.answer, self._mask_bytes(), self.spans, self.spans, taught]
 
     def _arrays(self) -> list[Any]:
-        return [self.ids, self.logprobs, self.mask, self.span_version, self.span_tokens]
+        spans = [self.span_version, self.span_tokens]
+        return [self.ids, self.logprobs, self.mask, *spans, self.teacher]
 
     @classmethod
     def _of(cls, arrays: Sequence[Any], prompt: Any, answer: Any, spans: Any) -> Self:
-        ids, logprobs, mask, span_version, span_tokens = arrays
+        ids, logprobs, mask, span_version, span_tokens, teacher = arrays
         return cls(
             ids=ids,
             logprobs=logprobs,
@@ -148,6 +154,7 @@ class TokenRows:
             spans=spans,
             span_version=span_version,
             span_tokens=span_tokens,
+            teacher=teacher,
         )
 
 
@@ -213,6 +220,7 @@ _ROW_ARRAYS = {
     "spans": "i",
     "span_version": "i",
     "span_tokens": "i",
+    "teacher": "f",
 }
 _GROUP_ARRAYS = {
     "group_ids": "q",
@@ -245,6 +253,7 @@ class BatchBuilder:
             self._groups["stale_tokens"].append(one.stale_tokens)
             self._groups["truncated"].append(one.trajectory.finish_reason == "length")
             self._add_tokens(one.trajectory)
+            self._rows["teacher"].extend(one.teacher or ())
 
     def _add_tokens(self, one: Trajectory) -> None:
         rows = self._rows

@@ -15,6 +15,7 @@ from services.orchestrator.tasks.task_table import TaskTable
 from services.orchestrator.trackers.tracker import missing_packages
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.router import RouterLoad
+from services.protocol.run.distillation import POLICY
 from services.protocol.run.orchestrator import RunConfig
 from services.protocol.trainer import Trainer
 from services.protocol.weights.weight_bus import WeightBus
@@ -32,6 +33,7 @@ class DeploymentFacts:
     Attributes:
         environments: the orchestrator runs Python code that run files name.
         tracker_addresses: it goes to servers of trackers that run files name.
+        teachers: names of models that it may ask as teachers.
         score_queue: answers that may wait to be graded.
         models: names that the rollout servers serve.
         max_model_len: longest prompt and answer together that they take, tokens.
@@ -44,6 +46,7 @@ class DeploymentFacts:
 
     environments: bool | None = None
     tracker_addresses: bool | None = None
+    teachers: tuple[str, ...] | None = None
     score_queue: int | None = None
     models: tuple[str, ...] | None = None
     max_model_len: int | None = None
@@ -70,6 +73,7 @@ async def deployment_facts(
     return DeploymentFacts(
         environments=config.environments,
         tracker_addresses=config.tracker_addresses,
+        teachers=tuple(sorted(config.teachers)),
         score_queue=config.score_queue,
         models=tuple(sorted({member.model for member in members})) or None,
         max_model_len=min((member.max_model_len for member in members), default=None),
@@ -175,6 +179,14 @@ def _of_orchestrator(run: RunConfig, facts: DeploymentFacts) -> Iterator[Invalid
                 "`tracker_addresses: true` in its args."
             )
             yield InvalidInput(f"trackers.{tracker.kind}", tracker.address, fix)
+    taught = run.algorithm.distillation
+    known = facts.teachers
+    if taught is not None and known is not None and taught.teacher not in (POLICY, *known):
+        fix = (
+            f"`teachers` in the orchestrator's args has {', '.join(known) or 'none'}: choose one, "
+            f"add it there, or use {POLICY}."
+        )
+        yield InvalidInput("algorithm.distillation.teacher", taught.teacher, fix)
     waiting = run.schedule.groups_in_flight(run.batch_groups) * run.group_size
     if facts.score_queue is not None and waiting > facts.score_queue:
         fix = f"Up to {waiting} answers may wait to be graded: at least that many."

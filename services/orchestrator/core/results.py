@@ -17,10 +17,15 @@ NO_REWARD, FULL_REWARD, SAME_REWARD = "all rewards 0", "all rewards 1", "all rew
 
 @dataclass(frozen=True, kw_only=True)
 class Graded:
-    """A trajectory and its score, whose reward is a number."""
+    """A trajectory and its score, whose reward is a number.
+
+    Attributes:
+        teacher: the teacher's logprob of each token of the answer; None without a teacher.
+    """
 
     trajectory: Trajectory
     score: Score
+    teacher: tuple[float, ...] | None = None
 
     @property
     def reward(self) -> float:
@@ -106,6 +111,7 @@ class GroupResult:
                 ScoredTrajectory(
                     trajectory=without_stale_tokens(graded.trajectory, min_version),
                     reward=graded.reward,
+                    teacher=graded.teacher,
                     stale_tokens=tokens_before(graded.trajectory, min_version),
                 )
                 for graded in self.graded

@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Coroutine
+from contextlib import nullcontext
 from typing import Any
 
 from services.changes import Changes
@@ -39,6 +40,7 @@ from services.orchestrator.observers.run_record import RunRecord
 from services.orchestrator.observers.timeline import follow_pushes
 from services.orchestrator.observers.usage_record import follow_usage
 from services.orchestrator.rollout.scoring import Scorer
+from services.orchestrator.rollout.teacher import Teacher
 from services.orchestrator.run_folder.run_directory import RunDirectory, run_log
 from services.orchestrator.tasks.curriculum import PassRates
 from services.orchestrator.tasks.prompts import PromptSource
@@ -102,7 +104,15 @@ class Run:
         self._rates = rates = PassRates(directory.pass_rates)
         self._disk = DiskGuard(directory.path, config=config, progress=progress, changes=changes)
         idle = TrainerIdle(context, book)
-        attempts = Attempts(context, tasks, book, sampler=sampler, scorer=scorer, traces=traces)
+        taught = run.algorithm.distillation
+        self._teacher = Teacher(taught, config, run.model) if taught else None
+        attempts = Attempts(
+            *(context, tasks, book),
+            sampler=sampler,
+            scorer=scorer,
+            traces=traces,
+            teacher=self._teacher,
+        )
         groups = Groups(context, tasks, book, attempts=attempts, record=record, rates=rates)
         prompts = PromptSource(tasks.order(rates))
         admission = Admission(
@@ -234,7 +244,7 @@ class Run:
 
     async def _work(self) -> None:
         """Run the stages, and loops beside them; a loop that fails ends them with its error."""
-        async with self._sampler, self._heldout:
+        async with self._sampler, self._heldout, self._teacher or nullcontext():
             await race(self._loops() | {"stages": self._stages()})
 
     def _loops(self) -> dict[str, Coroutine[Any, Any, None]]:
@@ -273,6 +283,9 @@ class Run:
             config, peers.bus, peers.trainer, peers.load(config), resumed=resumed
         )
         refuse(run, self._tasks, facts)
+        if self._teacher is not None:
+            progress.detail = "waiting for the teacher"
+            await self._teacher.check()
         if not progress.step and not progress.evaluations:
             await heldout.measure("before training")
         progress.enter(RunState.TRAINING, "admitting sample groups")

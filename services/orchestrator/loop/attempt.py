@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 from services.ledger.sample_group import LedgerGroup
 from services.observability import tracing
@@ -17,6 +18,7 @@ from services.orchestrator.observers.group_telemetry import GroupTraces
 from services.orchestrator.rollout.limits import RolloutLimits
 from services.orchestrator.rollout.rollout import RolloutRequest, Sampler, sampling_seed
 from services.orchestrator.rollout.scoring import BatchBarrier, Scorer, known
+from services.orchestrator.rollout.teacher import Teacher, TeacherFailed
 from services.protocol.reward.reward_service import Score, ScoreJob, Verdict
 from services.protocol.run.task import Task
 from services.protocol.trajectory import Trajectory
@@ -32,7 +34,9 @@ class Answers:
         name: of the attempt, for jobs and log lines.
         barrier: score none before all are asked for.
         trace: headers of the group's span.
+        teacher: is asked about each trajectory as it arrives; None without one.
         arrived: choice, trajectory and, once it was sent, its score.
+        taught: what the teacher was asked, in the same order; empty without one.
         tokens: sampled tokens so far.
     """
 
@@ -42,9 +46,11 @@ class Answers:
     scorer: Scorer
     barrier: bool
     trace: Mapping[str, str]
+    teacher: Teacher | None = None
     arrived: list[tuple[int, Trajectory, asyncio.Future[Score] | None]] = field(
         default_factory=list
     )
+    taught: list[asyncio.Task[tuple[float, ...]]] = field(default_factory=list)
     tokens: int = 0
 
     def add(self, index: int, trajectory: Trajectory, score: Score | None = None) -> int:
@@ -58,6 +64,8 @@ class Answers:
         elif not self.barrier:
             future = self._submit(index, trajectory)
         self.arrived.append((index, trajectory, future))
+        if self.teacher is not None:
+            self.taught.append(self.teacher.submit(self.task, trajectory))
         sampled = sum(trajectory.loss_mask)
         self.tokens += sampled
         return sampled
@@ -75,14 +83,19 @@ class Answers:
     async def scores(self) -> tuple[list[Graded], list[Score]]:
         """Wait for all scores: those with a reward, in choice order, and those without."""
         graded, ungraded = [], []
+        asked = zip_longest(self.arrived, self.taught)
         waiting = [
-            (index, trajectory, future or self._submit(index, trajectory))
-            for index, trajectory, future in sorted(self.arrived, key=lambda item: item[0])
+            (index, trajectory, future or self._submit(index, trajectory), taught)
+            for (index, trajectory, future), taught in sorted(asked, key=lambda item: item[0][0])
         ]
-        for index, trajectory, future in waiting:
+        for index, trajectory, future, taught in waiting:
             score = await future
+            try:
+                logprobs = await taught if taught and score.reward is not None else None
+            except TeacherFailed as error:
+                score = Score.ungraded(f"teacher: {error}", job_id=score.job_id, total=score.total)
             if score.reward is not None:
-                graded.append(Graded(trajectory=trajectory, score=score))
+                graded.append(Graded(trajectory=trajectory, score=score, teacher=logprobs))
                 continue
             ungraded.append(score)
             RunMetrics.ungraded.inc(1, {"run": self.run_id})
@@ -154,9 +167,11 @@ class Attempts:
         sampler: Sampler,
         scorer: Scorer,
         traces: GroupTraces,
+        teacher: Teacher | None = None,
     ) -> None:
         self._context, self._run, self._tasks, self._book = context, context.run, tasks, book
         self.sampler, self._scorer, self._traces = sampler, scorer, traces
+        self._teacher = teacher
         self._barrier = BatchBarrier(
             batch_groups=context.run.batch_groups, enabled=context.run.schedule.batch_barrier
         )
@@ -177,6 +192,7 @@ class Attempts:
             scorer=self._scorer,
             barrier=self._run.schedule.batch_barrier,
             trace=self._traces.of(group.group_id),
+            teacher=self._teacher,
         )
 
         def arrived(index: int, trajectory: Trajectory, score: Score | None = None, /) -> None:

@@ -5,6 +5,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from services.protocol.run.algorithm_preset import PresetName, fill_in_algorithm
+from services.protocol.run.distillation import DistillationConfig
 from services.protocol.strict import StrictModel, nearest
 
 AdvantageKind = Literal[
@@ -114,6 +115,7 @@ class AlgorithmConfig(StrictModel):
         router_aux_loss_coef: how much uneven use of a mixture's experts costs (Switch
             Transformers, arXiv 2101.03961, section 2.2); 0 for nothing.
         kl: a penalty for leaving a reference model.
+        distillation: a teacher whose logprobs of each token are learned from; None for none.
         gamma: discount per token, for `gae` and the `reinforce_plus_plus` kinds.
         gae_lambda: for `gae`: 0 trusts the critic, 1 the rewards.
         critic: how it learns, for `gae`.
@@ -151,6 +153,7 @@ class AlgorithmConfig(StrictModel):
     entropy_bonus: float = Field(default=0.0, ge=0)
     router_aux_loss_coef: float = Field(default=0.0, ge=0)
     kl: KlConfig = KlConfig()
+    distillation: DistillationConfig | None = None
     gamma: float = Field(default=1.0, gt=0, le=1)
     gae_lambda: float = Field(default=0.95, ge=0, le=1)
     critic: CriticConfig = CriticConfig()
@@ -224,6 +227,11 @@ class AlgorithmConfig(StrictModel):
         return self.has_critic or (discounted and self._over_the_batch)
 
     @property
+    def has_rewards(self) -> bool:
+        """Whether rewards are learned from, and not only a teacher."""
+        return self.distillation is None or self.distillation.rewards > 0
+
+    @property
     def has_critic(self) -> bool:
         """Whether there is a second model that predicts rewards."""
         return self.advantage == "gae"
@@ -231,13 +239,14 @@ class AlgorithmConfig(StrictModel):
     @property
     def smallest_group(self) -> int:
         """Trajectories that a sample group needs: two where their mean is the baseline."""
-        return 1 if self.advantage in ("reinforce_plus_plus", "gae") else 2
+        alone = self.advantage in ("reinforce_plus_plus", "gae") or not self.has_rewards
+        return 1 if alone else 2
 
     @property
     def learns_from_equal_rewards(self) -> bool:
         """Whether a sample group whose rewards are all equal can have a gradient."""
         pulled = self.kl.coefficient > 0 or self.entropy_bonus > 0
-        return pulled or self.has_critic or self._over_the_batch
+        return pulled or self.distillation is not None or self.has_critic or self._over_the_batch
 
     @property
     def _over_the_batch(self) -> bool:

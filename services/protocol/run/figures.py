@@ -45,6 +45,8 @@ FIGURES = {
     "under the version that the trainer held, nats.",
     "trainer.mismatch_p99_lag1": "99th percentile of that gap over tokens sampled one version "
     "earlier, nats.",
+    "trainer.kl_teacher": "Estimate of the divergence of policy and teacher on the policy's "
+    "tokens, nats a token.",
     "trainer.grad_norm": "Norm of the gradient before it is clipped.",
     "trainer.token_share_max": "The largest share that a single token has in the sum of the slopes "
     "of the loss by each token's logprob.",

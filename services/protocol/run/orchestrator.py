@@ -105,6 +105,9 @@ class RunConfig(StrictModel):
             )
             raise wrong_field("group_size", self.group_size, fix)
         self._corrects_stale_data()
+        if self.algorithm.distillation is not None and self.sampling.temperature != 1:
+            fix = "A teacher's logprobs are those at temperature 1: use it with distillation."
+            raise wrong_field("sampling.temperature", self.sampling.temperature, fix)
         known = [source.evaluation_set or DEFAULT_SET for source in self.task_sources]
         for name in self.evaluation.sets:
             if name not in known:

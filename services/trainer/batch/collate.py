@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,6 +30,7 @@ class MicroBatch:
             the trainer holds; -1 where there is nothing to compare.
         sampled: float32 `[B]`, tokens of each row that the policy sampled, those included that
             are too old to be trained.
+        teacher: float32 `[N]`, a teacher's logprobs; None without one.
     """
 
     input_ids: Tensor
@@ -41,6 +43,7 @@ class MicroBatch:
     weight: Tensor
     lag: Tensor
     sampled: Tensor
+    teacher: Tensor | None = None
 
     @property
     def sequences(self) -> int:
@@ -49,7 +52,10 @@ class MicroBatch:
 
     def to(self, device: torch.device) -> "MicroBatch":
         """The same on another device."""
-        return MicroBatch(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
+        values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        return MicroBatch(
+            **{name: one.to(device) for name, one in values.items() if one is not None}
+        )
 
 
 def collate(rows: Rows, held_version: int) -> MicroBatch:
@@ -75,6 +81,7 @@ def collate(rows: Rows, held_version: int) -> MicroBatch:
         input_ids=torch.from_numpy(tokens.ids.astype(np.int64)),
         rows=PackedRows.of(tokens.lengths.tolist()),
         sampled=torch.from_numpy(rows.sampled).float(),
+        teacher=torch.from_numpy(tokens.teacher[kept]) if len(tokens.teacher) else None,
         **{name: torch.from_numpy(flat[name]).to(dtype) for name, dtype in _FLAT.items()},
     )
 

@@ -150,6 +150,8 @@ def plan_step(
 
 def advantages_of(rewards: Rewards, algorithm: AlgorithmConfig) -> NDArray[np.float64]:
     """float64 `[S]`, one advantage per trajectory of the batch."""
+    if not algorithm.has_rewards:
+        return np.zeros(len(rewards.values))
     begins = starts(rewards.sizes).tolist()
     cuts = list(pairwise(begins))
     values, tokens = rewards.values.tolist(), rewards.tokens.tolist()

@@ -8,6 +8,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from services.protocol.run.algorithm import AlgorithmConfig
+from services.protocol.run.distillation import DistillationConfig
+from services.trainer.algorithms.advantages.distillation import distillation_advantage
 from services.trainer.algorithms.advantages.gae import gae
 from services.trainer.algorithms.advantages.reinforce_plus_plus import VARIANCE_FLOOR
 from services.trainer.algorithms.losses.kl import kl_in_reward
@@ -49,6 +51,11 @@ class Prepared:
         }
         return replace(self, **moved)
 
+    @property
+    def acted(self) -> Tensor:
+        """`[N]`, logprobs of the policy that sampled, as which the ratio's anchor is taken."""
+        return self.micro.behaviour if self.proximal is None else self.proximal
+
     def learned(self) -> tuple[Tensor, Tensor]:
         """Values and returns, which there are with a critic."""
         if self.values is None or self.returns is None:
@@ -63,7 +70,7 @@ Work = list[list[Prepared]]
 def assign_credit(
     work: Work, rewards: Rewards | None, algorithm: AlgorithmConfig, counts: bool
 ) -> Work:
-    """Work out the advantages that values, a discount or a penalty change. Collective.
+    """Work out the advantages that values, a discount, a penalty or a teacher change. Collective.
 
     Where an estimator gives an answer one advantage, the answer's reward is lowered by the sum
     of its penalties. Where it goes by token, each token pays its own, the last one earns the
@@ -78,18 +85,29 @@ def assign_credit(
     if algorithm.kl.in_reward:
         work = [[_penalised(one, algorithm) for one in several] for several in work]
     if algorithm.by_token:
-        return _normalised([[_by_token(one, algorithm) for one in several] for several in work])
-    if algorithm.kl.in_reward:
+        work = _normalised([[_by_token(one, algorithm) for one in several] for several in work])
+    elif algorithm.kl.in_reward:
         assert rewards is not None, "the plan sends them with a penalty in the reward"
-        return _by_answer(work, rewards, algorithm, counts)
+        work = _by_answer(work, rewards, algorithm, counts)
+    if algorithm.distillation is not None:
+        taught = algorithm.distillation
+        work = [[_taught(one, taught) for one in several] for several in work]
     return work
 
 
 def _penalised(one: Prepared, algorithm: AlgorithmConfig) -> Prepared:
     assert one.reference is not None, "a KL penalty loads a reference"
-    # The policy at which the ratio is anchored is taken as the one that sampled.
-    acted = one.micro.behaviour if one.proximal is None else one.proximal
-    return replace(one, kl_penalty=kl_in_reward(acted, one.reference, algorithm.kl))
+    return replace(one, kl_penalty=kl_in_reward(one.acted, one.reference, algorithm.kl))
+
+
+def _taught(one: Prepared, distillation: DistillationConfig) -> Prepared:
+    """The rewards' advantages and the teacher's, weighted: the latter is not normalised."""
+    if one.micro.teacher is None:  # it only fills a forward pass
+        return one
+    advantage = distillation.rewards * one.micro.advantage
+    pull = distillation_advantage(one.acted, one.micro.teacher, distillation)
+    advantage = advantage + distillation.coefficient * pull.to(advantage)
+    return replace(one, micro=replace(one.micro, advantage=advantage))
 
 
 def _by_answer(work: Work, rewards: Rewards, algorithm: AlgorithmConfig, counts: bool) -> Work:

@@ -21,6 +21,7 @@ MEANS = (
     "kl_proximal",
     "kl_reference",
     "kl_penalty",
+    "kl_teacher",
     "advantage_mean_abs",
     "truncated_fraction",
     "masked_fraction",
@@ -30,7 +31,7 @@ MEANS = (
 """Sums that become means over the trained tokens."""
 
 _SUMS = (*MEANS, "loss", "tokens", "mismatch_tokens", "ratio", "ratio_squared")
-_OPTIONAL = ("kl_proximal", "kl_reference", "kl_penalty")
+_OPTIONAL = ("kl_proximal", "kl_reference", "kl_penalty", "kl_teacher")
 _LAGS = 9
 _BINS, _SMALLEST, _DECADES = 256, -7.0, 9.0
 _PERCENTILES = (50, 90, 99)
@@ -73,6 +74,8 @@ class StepDiagnostics:
             self._add(weight, "kl_proximal", kl_from_sampled(tokens.proximal, current))
         if tokens.reference is not None:
             self._add(weight, "kl_reference", KL_ESTIMATES["k3"](current, tokens.reference))
+        if micro.teacher is not None:
+            self._add(weight, "kl_teacher", KL_ESTIMATES["k3"](current, micro.teacher))
         if kl_penalty is not None:
             self._add(weight, "kl_penalty", kl_penalty)
         log_ratio = current - tokens.behaviour
