@@ -79,6 +79,7 @@ def batch_of(tokens: int) -> TrainBatch:
         rewards=draw.random(rows),
         stale_tokens=np.zeros(rows, dtype=np.int32),
         truncated=np.zeros(rows, dtype=np.bool_),
+        given=np.zeros(rows, dtype=np.bool_),
     )
 
 

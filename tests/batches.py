@@ -34,14 +34,22 @@ class GroupBatch:
 
 def opened(batch: TrainBatch) -> GroupBatch:
     """The groups of a batch that was sent; replicas and text do not travel."""
-    rows = iter(batch.rows.split([1] * len(batch.rows)))
+    rows = batch.rows.split([1] * len(batch.rows))
     facts = zip(
-        rows, batch.rewards.tolist(), batch.stale_tokens.tolist(), batch.truncated, strict=True
+        *(rows, batch.rewards.tolist(), batch.stale_tokens.tolist()),
+        *(batch.truncated, batch.given.tolist()),
+        strict=True,
     )
     every = iter(
         [
-            ScoredTrajectory(trajectory=_trajectory(row, cut=cut), reward=reward, stale_tokens=old)
-            for row, reward, old, cut in facts
+            ScoredTrajectory(
+                trajectory=_trajectory(row, cut=cut),
+                reward=reward,
+                stale_tokens=old,
+                teacher=tuple(row.teacher.tolist()) or None,
+                given=given,
+            )
+            for row, reward, old, cut, given in facts
         ]
     )
     groups = tuple(

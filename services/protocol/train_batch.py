@@ -25,12 +25,14 @@ class ScoredTrajectory:
     Attributes:
         stale_tokens: sampled tokens whose loss mask is 0 because they are too old.
         teacher: the teacher's logprob of each token of the answer; None without a teacher.
+        given: its answer was not sampled, and is learned from as it is.
     """
 
     trajectory: Trajectory
     reward: float
     stale_tokens: int = 0
     teacher: tuple[float, ...] | None = None
+    given: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,6 +191,7 @@ class TrainBatch:
         rewards: float64 `[S]`.
         stale_tokens: int32 `[S]`, see `ScoredTrajectory`.
         truncated: bool `[S]`, the answer was cut off by the length limit.
+        given: bool `[S]`, see `ScoredTrajectory`; the same for all of a group.
         detailed: ids of the groups whose `TokenDetail`s the report shall hold.
         trace: W3C `traceparent` of the caller's span, empty without one.
     """
@@ -201,12 +204,14 @@ class TrainBatch:
     rewards: NDArray[np.float64]
     stale_tokens: NDArray[np.int32]
     truncated: NDArray[np.bool_]
+    given: NDArray[np.bool_]
     detailed: tuple[int, ...] = ()
     trace: str = ""
 
     def __post_init__(self) -> None:
         """Refuse arrays whose sizes disagree."""
-        per_row = {len(one) for one in (self.rows, self.rewards, self.stale_tokens, self.truncated)}
+        arrays = (self.rows, self.rewards, self.stale_tokens, self.truncated, self.given)
+        per_row = {len(one) for one in arrays}
         if per_row != {total(self.group_sizes)} or len(self.group_ids) != len(self.group_sizes):
             raise ValueError(f"{total(self.group_sizes)} trajectories, but arrays of {per_row}")
 
@@ -228,6 +233,7 @@ _GROUP_ARRAYS = {
     "rewards": "d",
     "stale_tokens": "i",
     "truncated": "B",
+    "given": "B",
 }
 
 
@@ -252,6 +258,7 @@ class BatchBuilder:
             self._groups["rewards"].append(one.reward)
             self._groups["stale_tokens"].append(one.stale_tokens)
             self._groups["truncated"].append(one.trajectory.finish_reason == "length")
+            self._groups["given"].append(one.given)
             self._add_tokens(one.trajectory)
             self._rows["teacher"].extend(one.teacher or ())
 
@@ -270,7 +277,8 @@ class BatchBuilder:
     def batch(self, detailed: tuple[int, ...] = (), trace: str = "") -> TrainBatch:
         """The batch of the groups that were added."""
         groups: dict[str, Any] = {name: _view(one) for name, one in self._groups.items()}
-        groups["truncated"] = groups["truncated"].view(np.bool_)
+        for name in ("truncated", "given"):
+            groups[name] = groups[name].view(np.bool_)
         return TrainBatch(
             run_id=self.run_id,
             step=self.step,

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from services.protocol.errors import InvalidInput
 from services.protocol.run.algorithm_preset import ALGORITHM_PRESETS
@@ -79,6 +81,59 @@ def test_two_ranks_in_small_passes_do_what_one_does_in_one(run, make_batch, choi
     assert 0 < whole.metrics["masked_fraction"] < 1 or "mask" not in choice
     assert parts.metrics == pytest.approx(whole.metrics, rel=1e-5, abs=1e-6)
     assert_same_weights(weights, expected)
+
+
+def taught(batch: GroupBatch) -> GroupBatch:
+    """The batch with a teacher's logprobs, and with one group of given answers."""
+    groups = []
+    for group in batch.groups:
+        members = []
+        for one in group.trajectories:
+            length = len(one.trajectory.response_token_ids)
+            teacher = tuple(-5.0 - 0.1 * (place % 9) for place in range(length))
+            members.append(dataclasses.replace(one, teacher=teacher, given=group.group_id == 1))
+        groups.append(dataclasses.replace(group, trajectories=tuple(members)))
+    return dataclasses.replace(batch, groups=tuple(groups))
+
+
+def test_a_teacher_and_given_answers_count_the_same_on_any_ranks(run, make_batch) -> None:
+    batch = taught(make_batch(1, groups=4))
+    algorithm = {"distillation": {"teacher": "large", "rewards": 1.0}, "minibatches": 2}
+    whole, expected = run(1, 100_000, batch, **algorithm)
+    parts, weights = run(2, 60, batch, **algorithm)
+    assert whole.metrics["cross_entropy"] > 0
+    assert whole.metrics["kl_teacher"] > 0
+    assert parts.metrics == pytest.approx(whole.metrics, rel=1e-5, abs=1e-6)
+    assert_same_weights(weights, expected)
+
+
+def test_given_answers_alone_have_the_gradient_of_their_mean_cross_entropy(
+    run, make_batch, tiny_model
+) -> None:
+    batch = make_batch(1, groups=3)
+    groups = [
+        dataclasses.replace(
+            group,
+            trajectories=tuple(dataclasses.replace(one, given=True) for one in group.trajectories),
+        )
+        for group in batch.groups
+    ]
+    batch = dataclasses.replace(batch, groups=tuple(groups))
+    report, _ = run(2, 60, batch, grad_clip=1e9, cross_entropy={"coefficient": 0.5})
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    losses = []
+    for one in (one.trajectory for group in groups for one in group.trajectories):
+        ids = torch.tensor([[*one.prompt_token_ids, *one.response_token_ids]])
+        logprobs = model(input_ids=ids).logits[0, :-1].log_softmax(-1)
+        of_tokens = logprobs.gather(1, ids[0, 1:, None])[-len(one.response_token_ids) :, 0]
+        losses.append(-of_tokens[torch.tensor(one.loss_mask).bool()])
+    mean = torch.cat(losses).mean()
+    (0.5 * mean).backward()
+    gradients = [one.grad for one in model.parameters() if one.grad is not None]
+    norm = torch.stack([one.square().sum() for one in gradients]).sum().sqrt()
+    assert report.metrics["cross_entropy"] == pytest.approx(mean.item(), rel=1e-5)
+    assert report.metrics["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
+    assert report.tokens == sum(map(len, losses))
 
 
 def spoilt(batch: GroupBatch, group: int) -> GroupBatch:

@@ -58,8 +58,8 @@ class GroupResult:
 
     @property
     def trainable(self) -> bool:
-        """Rewards differ: a group of equal rewards has no gradient."""
-        return len({graded.reward for graded in self.graded}) > 1
+        """Its answer is given, or rewards differ: a group of equal rewards has no gradient."""
+        return self.task.given or len({graded.reward for graded in self.graded}) > 1
 
     @property
     def equal_rewards(self) -> str:
@@ -112,6 +112,7 @@ class GroupResult:
                     trajectory=without_stale_tokens(graded.trajectory, min_version),
                     reward=graded.reward,
                     teacher=graded.teacher,
+                    given=self.task.given,
                     stale_tokens=tokens_before(graded.trajectory, min_version),
                 )
                 for graded in self.graded

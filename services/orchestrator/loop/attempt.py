@@ -234,12 +234,13 @@ class Attempts:
         return RolloutRequest(
             session=f"{self._context.run_id}-{group.group_id}-{group.attempt}",
             messages=task.chat,
-            n=self._run.group_size,
+            n=1 if task.given else self._run.group_size,
             temperature=self._run.sampling.temperature,
             max_tokens=self._run.sampling.max_tokens,
             seed=sampling_seed(self._run.seed, prompt.position, group.attempt),
             limits=RolloutLimits.of(self._run),
             task=task,
+            version=self._context.fleet.live_version or 0,
             trace=trace,
             progressed=self._progressed,
         )

@@ -187,17 +187,20 @@ class Groups:
         self._book.close(group.group_id, "failed", reason=reason)
 
     def _finish(self, result: GroupResult) -> None:
-        needed = self._run.graded_of(len(result.graded) + len(result.ungraded))
+        given, answers = result.task.given, len(result.graded) + len(result.ungraded)
+        needed = 1 if given else self._run.graded_of(answers)
         if len(result.graded) < needed:
             detail = one_line(result.ungraded[-1].detail) if result.ungraded else "too few came"
             problem = f"infra_error: fewer than {needed} answers could be graded: {detail}"
             self._fail(result.group, "infra_error", problem)
             return
         self._progress.failures.in_row = 0
-        self._rates.note(result.task.task_id, [graded.reward for graded in result.graded])
-        if result.trainable:
+        if not given:
+            rewards = [graded.reward for graded in result.graded]
+            self._rates.note(result.task.task_id, rewards)
+        if result.trainable and not given:
             self.no_signal.clear()
-        else:
+        elif not given:
             self.no_signal.add(result)
             if self.no_signal.shows_newest:
                 self._record.show([result], step=self._progress.step)

@@ -52,8 +52,10 @@ class RunRecord:
         Its tokens are still being written then: wait for `settled` before the next step.
         """
         progress = self._progress
-        graded = [one for result in results for one in result.graded]
-        progress.reward = fmean(one.reward for one in graded)
+        sampled = [result for result in results if not result.task.given]
+        graded = [one for result in sampled for one in result.graded]
+        if graded:
+            progress.reward = fmean(one.reward for one in graded)
         progress.staleness = float(max(batch.staleness))
         progress.measure_rate()
         for result in results:
@@ -136,7 +138,7 @@ class RunRecord:
         progress = self._progress
         of_first_set = (one for one in self._fresh if one.name == progress.heldout_set)
         heldout = next(reversed(list(of_first_set)), None)
-        lengths = [len(one.trajectory.response_token_ids) for one in graded]
+        lengths = [len(one.trajectory.response_token_ids) for one in graded] or [0]
         return {
             "step": report.step,
             "policy_version": report.policy_version,
@@ -159,7 +161,9 @@ class RunRecord:
                 for one in result.graded
             ),
             "idle_seconds": progress.idle.take(),
-            "truncated": fmean(one.trajectory.finish_reason == "length" for one in graded),
+            "given_answers": sum(result.task.given for result in results),
+            "truncated": sum(one.trajectory.finish_reason == "length" for one in graded)
+            / max(1, len(graded)),
             "tokens_trained": report.tokens,
             "tokens_sampled": progress.tokens_sampled,
             "tokens_evaluated": progress.tokens_evaluated,
@@ -176,7 +180,8 @@ class RunRecord:
         }
 
     def _measure(self, line: dict[str, Any], imbalance: int) -> None:
-        RunMetrics.reward.set(line["reward"], self.tags)
+        if line["reward"] is not None:
+            RunMetrics.reward.set(line["reward"], self.tags)
         RunMetrics.step.set(line["step"], self.tags)
         RunMetrics.staleness.set(line["staleness_max"], self.tags)
         RunMetrics.ledger_imbalance.set(imbalance, self.tags)
@@ -189,7 +194,7 @@ class RunRecord:
             **self.tags,
             step=line["step"],
             version=line["policy_version"],
-            reward=round(line["reward"], 4),
+            reward=line["reward"] and round(line["reward"], 4),
             staleness=line["staleness_max"],
             seconds={name: round(value, 3) for name, value in line["seconds"].items()},
         )

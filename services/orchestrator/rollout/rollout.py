@@ -104,6 +104,7 @@ class RolloutRequest:
         limits: deadlines of the rollout.
         task: what the messages are of, for environments.
         min_version: oldest policy version that may answer, None for any.
+        version: oldest policy version that is live as it begins.
         priority: at the router, where lower goes first.
         trace: headers of the span that the calls belong to.
         progressed: called at each sign of progress.
@@ -118,6 +119,7 @@ class RolloutRequest:
     limits: RolloutLimits
     task: Task | None = None
     min_version: int | None = None
+    version: int = 0
     priority: int = 0
     trace: Mapping[str, str] = field(default_factory=dict)
     progressed: Callable[[], None] = field(default=lambda: None, repr=False)

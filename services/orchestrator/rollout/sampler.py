@@ -7,10 +7,11 @@ from typing import Any, Protocol, Self
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.rollout.environment_process import EnvironmentProcess
 from services.orchestrator.rollout.episodes import EpisodePlayer, EpisodeSampler
+from services.orchestrator.rollout.given_answers import GivenAnswers
 from services.orchestrator.rollout.outside_agents import OutsideAgents
 from services.orchestrator.rollout.rollout import Arrived, RolloutClient, RolloutRequest, Sampler
 from services.protocol.run.orchestrator import RunConfig
-from services.protocol.run.task import LIVE, OUTSIDE
+from services.protocol.run.task import GIVEN, LIVE, OUTSIDE
 
 
 class RunSampler(Sampler, AbstractAsyncContextManager[Any], Protocol):
@@ -59,6 +60,8 @@ def _sampler(
 ) -> RunSampler:
     if environment is None:
         return RolloutClient(config, model=run.model)
+    if environment == GIVEN:
+        return GivenAnswers(config, model=run.model)
     player: EpisodePlayer = (
         OutsideAgents(config, run_id, live=run.is_live)
         if environment in (OUTSIDE, LIVE)

@@ -86,6 +86,8 @@ class Teacher:
         return call
 
     async def _logprobs(self, task: Task, trajectory: Trajectory) -> tuple[float, ...]:
+        if task.given:  # not the policy's tokens: no advantage is taken of them
+            return (0.0,) * len(trajectory.response_token_ids)
         async with self._slots:
             if self._order.context is None:
                 prompt = list(trajectory.prompt_token_ids)

@@ -95,6 +95,7 @@ class Mixture:
     Like `PromptOrder` a pure function of the position: a resumed run counts again from the
     first one, which takes a microsecond a position. A source with `blocks` is shuffled by
     them (`BlockOrder`), any other one as a whole. `task_ids` are those of all sources together.
+    The `first` so many positions are taken from some of the sources only.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class Mixture:
         seed: int,
         counts: Sequence[int],
         weights: Sequence[float],
+        first: tuple[int, Sequence[bool]] = (0, ()),
         blocks: Mapping[int, Sequence[int]] | None = None,
         task_ids: Sequence[str] = (),
     ) -> None:
@@ -117,6 +119,11 @@ class Mixture:
         ]
         self._starts = [sum(counts[:place]) for place in used]
         self._weights = [weights[place] for place in used]
+        self._first, chosen = first
+        # Those that are chosen may have a weight of 0 afterwards.
+        self._first_weights = [
+            (weights[place] or 1.0) if chosen and chosen[place] else 0.0 for place in used
+        ]
         self._rewind()
 
     def _rewind(self) -> None:
@@ -139,11 +146,14 @@ class Mixture:
 
     def _take(self) -> tuple[int, int]:
         """Take from the source with the most credit; of equal ones from the first."""
+        weights = self._first_weights if self._next < self._first else self._weights
+        if self._next == self._first:
+            self._credit = [0.0] * len(weights)
         self._credit = [
-            credit + weight for credit, weight in zip(self._credit, self._weights, strict=True)
+            credit + weight for credit, weight in zip(self._credit, weights, strict=True)
         ]
         source = self._credit.index(max(self._credit))
-        self._credit[source] -= sum(self._weights)
+        self._credit[source] -= sum(weights)
         place = self._taken[source]
         self._taken[source] += 1
         self._next += 1

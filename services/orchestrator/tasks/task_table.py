@@ -152,6 +152,9 @@ class TaskTable(Mapping[str, Task]):
         environment = self._run.environment_of(source)
         if environment is None and task.grader is None:
             raise InvalidInput(where, "grader", "This key is missing.")
+        if source.given and (task.answer is None or task.split != "train"):
+            fix = "A source of given answers has an `answer` and `split: train` in every row."
+            raise InvalidInput(where, "answer" if task.answer is None else "split", fix)
         return task.placed(source=source.label, environment=environment)
 
     def order(self, rates: PassRates) -> Order:
@@ -165,8 +168,14 @@ class TaskTable(Mapping[str, Task]):
         """The order in which the tasks to learn from are used, as places in `train`."""
         weights = [source.weight for source, _ in self._sources]
         blocks = {place: self._sources[place][1].blocks() for place in self._streams}
+        warmup = self._run.algorithm.cross_entropy.warmup_steps
         return Mixture(
-            seed=seed, counts=self._counts, weights=weights, blocks=blocks, task_ids=self.train
+            seed=seed,
+            counts=self._counts,
+            weights=weights,
+            first=(warmup * self._run.batch_groups, [source.given for source, _ in self._sources]),
+            blocks=blocks,
+            task_ids=self.train,
         )
 
     def __getitem__(self, task_id: str) -> Task:

@@ -59,6 +59,18 @@ class KlConfig(StrictModel):
         return self.coefficient > 0 and self.where == "reward"
 
 
+class CrossEntropyConfig(StrictModel):
+    """Learning from given answers (`tasks` with `given: true`), before or beside the policy's own.
+
+    Attributes:
+        coefficient: weight of their mean cross-entropy beside the policy's loss.
+        warmup_steps: first train steps of a run, which learn from given answers alone.
+    """
+
+    coefficient: float = Field(default=1.0, gt=0)
+    warmup_steps: int = Field(default=0, ge=0)
+
+
 class CriticConfig(StrictModel):
     """Settings of the critic, which starts as a copy of the policy with a value head of zeros.
 
@@ -115,6 +127,7 @@ class AlgorithmConfig(StrictModel):
         router_aux_loss_coef: how much uneven use of a mixture's experts costs (Switch
             Transformers, arXiv 2101.03961, section 2.2); 0 for nothing.
         kl: a penalty for leaving a reference model.
+        cross_entropy: how given answers are learned from.
         distillation: a teacher whose logprobs of each token are learned from; None for none.
         gamma: discount per token, for `gae` and the `reinforce_plus_plus` kinds.
         gae_lambda: for `gae`: 0 trusts the critic, 1 the rewards.
@@ -153,6 +166,7 @@ class AlgorithmConfig(StrictModel):
     entropy_bonus: float = Field(default=0.0, ge=0)
     router_aux_loss_coef: float = Field(default=0.0, ge=0)
     kl: KlConfig = KlConfig()
+    cross_entropy: CrossEntropyConfig = CrossEntropyConfig()
     distillation: DistillationConfig | None = None
     gamma: float = Field(default=1.0, gt=0, le=1)
     gae_lambda: float = Field(default=0.95, ge=0, le=1)

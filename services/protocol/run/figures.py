@@ -45,6 +45,7 @@ FIGURES = {
     "under the version that the trainer held, nats.",
     "trainer.mismatch_p99_lag1": "99th percentile of that gap over tokens sampled one version "
     "earlier, nats.",
+    "trainer.cross_entropy": "Mean cross-entropy of given answers, nats a token.",
     "trainer.kl_teacher": "Estimate of the divergence of policy and teacher on the policy's "
     "tokens, nats a token.",
     "trainer.grad_norm": "Norm of the gradient before it is clipped.",

@@ -10,7 +10,14 @@ from services.protocol.run.algorithm import AlgorithmConfig
 from services.protocol.run.algorithm_preset import fill_in_run
 from services.protocol.run.evaluation import DEFAULT_SET, Evaluation, EvaluationConfig
 from services.protocol.run.schedule import ScheduleConfig
-from services.protocol.run.task import ENVIRONMENT, LIVE, OUTSIDE, CurriculumConfig, TaskSource
+from services.protocol.run.task import (
+    ENVIRONMENT,
+    GIVEN,
+    LIVE,
+    OUTSIDE,
+    CurriculumConfig,
+    TaskSource,
+)
 from services.protocol.run.tracker import TrackerConfig
 from services.protocol.strict import StrictModel, wrong_field
 
@@ -108,6 +115,7 @@ class RunConfig(StrictModel):
         if self.algorithm.distillation is not None and self.sampling.temperature != 1:
             fix = "A teacher's logprobs are those at temperature 1: use it with distillation."
             raise wrong_field("sampling.temperature", self.sampling.temperature, fix)
+        self._has_given_answers()
         known = [source.evaluation_set or DEFAULT_SET for source in self.task_sources]
         for name in self.evaluation.sets:
             if name not in known:
@@ -126,6 +134,17 @@ class RunConfig(StrictModel):
                 "reinforce has no ratio that corrects for them: set ratio_anchor: proximal."
             )
             raise wrong_field("algorithm.ratio_anchor", algorithm.ratio_anchor, fix)
+
+    def _has_given_answers(self) -> None:
+        warmup = self.algorithm.cross_entropy.warmup_steps
+        given = [source for source in self.tasks if source.given]
+        if warmup and not given:
+            fix = "No source of tasks has `given: true`: its answers are what is learned from."
+            raise wrong_field("algorithm.cross_entropy.warmup_steps", warmup, fix)
+        for source in given:
+            if not source.weight and not warmup:
+                fix = "Never taken: give it a weight, or algorithm.cross_entropy.warmup_steps."
+                raise wrong_field("tasks.weight", source.weight, fix)
 
     def _has_tasks(self) -> None:
         if not self.is_live and (self.task_file is None) == (not self.tasks):
@@ -156,12 +175,13 @@ class RunConfig(StrictModel):
 
     def environment_of(self, source: TaskSource) -> str | None:
         """The environment of a source's tasks: its own, else the run's."""
-        return source.environment or self.environment
+        return GIVEN if source.given else source.environment or self.environment
 
     @property
     def environment_files(self) -> list[str]:
         """Those of the environments that are code."""
-        return [name for name in self.environments if name not in (None, OUTSIDE, LIVE)]
+        ours = (None, OUTSIDE, LIVE, GIVEN)
+        return [name for name in self.environments if name not in ours]
 
     @property
     def environments(self) -> list[str | None]:

@@ -10,7 +10,7 @@ from services.protocol.reward.grader import Grader
 from services.protocol.strict import StrictModel, nearest
 
 NOT_SHOWN = "(not shown)"
-_MAPPED = ("task_id", "split", "messages", "prompt", "grader", "kind", "difficulty")
+_MAPPED = ("task_id", "split", "messages", "prompt", "grader", "answer", "kind", "difficulty")
 
 
 class Message(StrictModel):
@@ -37,6 +37,9 @@ OUTSIDE = "external"
 LIVE = "live"
 """The environment of a run without tasks: agents take sessions when they have a use for them."""
 
+GIVEN = "given"
+"""The environment of tasks whose answers are given."""
+
 ENVIRONMENT = rf"^(?:{OUTSIDE}|.+\.py:[A-Za-z_]\w*)$"
 
 
@@ -48,6 +51,7 @@ class Task(StrictModel):
         messages: the prompt.
         split: `train` tasks are learned from; `heldout` tasks are only measured.
         grader: how an answer is graded; an environment may do without.
+        answer: a right answer, for a source whose answers are `given`.
         kind: what sort of task it is, by which the page sums up rewards; the grader's kind if
             it is left out.
         difficulty: how hard it is, a number or a name, for the page as well.
@@ -58,6 +62,7 @@ class Task(StrictModel):
     messages: list[Message] = Field(min_length=1)
     split: Literal["train", "heldout"]
     grader: Grader | None = None
+    answer: str | None = Field(default=None, min_length=1)
     kind: str | None = Field(default=None, min_length=1, max_length=80)
     difficulty: str | int | float | None = None
     data: dict[str, Any] = Field(default={})
@@ -70,9 +75,15 @@ class Task(StrictModel):
         return self._environment
 
     @property
+    def given(self) -> bool:
+        """Whether its answer is learned from as it is."""
+        return self._environment == GIVEN
+
+    @property
     def labels(self) -> dict[str, str]:
         """Its source, kind and difficulty, as far as they are known."""
-        kind = self.kind or (self.grader.kind if self.grader else "environment")
+        other = GIVEN if self.given else "environment"
+        kind = self.kind or (self.grader.kind if self.grader else other)
         known = {"source": self._source, "kind": kind, "difficulty": self.difficulty}
         return {name: str(value) for name, value in known.items() if value not in (None, "")}
 
@@ -101,10 +112,14 @@ class TaskSource(StrictModel):
         split: of all its tasks, where the rows do not say.
         evaluation_set: the held-out set of its held-out tasks, by which `evaluation.sets` and
             every result name it; `heldout` if it is left out.
-        weight: its share of the training prompts, beside those of the other sources.
+        weight: its share of the training prompts, beside those of the other sources; 0 only for
+            given answers that `algorithm.cross_entropy.warmup_steps` uses up.
+        given: its tasks have an `answer`, which is learned from as it is
+            (`algorithm.cross_entropy`); nothing is sampled for them.
         columns: from which column a field comes: `task_id`, `split`, `messages`, `grader`,
-            `kind`, `difficulty`, `prompt` (a text, as the only message) or `data.NAME`. Columns
-            that are not named are left alone. Without any, the rows have a task's own fields.
+            `answer`, `kind`, `difficulty`, `prompt` (a text, as the only message) or `data.NAME`.
+            Columns that are not named are left alone. Without any, the rows have a task's own
+            fields.
         grader: of all its tasks, where the rows have none.
         environment: of its tasks, in place of the run's (`RunConfig.environment`).
         stream: read and check rows only when their turn comes; for more than fits into memory
@@ -117,7 +132,8 @@ class TaskSource(StrictModel):
     dataset_split: str = "train"
     split: Literal["train", "heldout"] | None = None
     evaluation_set: str | None = Field(default=None, pattern=r"^[a-z0-9][a-z0-9_-]{0,39}$")
-    weight: float = Field(default=1.0, gt=0)
+    weight: float = Field(default=1.0, ge=0)
+    given: bool = False
     columns: dict[str, str] = Field(default={})
     grader: Grader | None = None
     environment: str | None = Field(default=None, pattern=ENVIRONMENT)
@@ -127,6 +143,10 @@ class TaskSource(StrictModel):
     def _fits_together(self) -> Self:
         if self.stream and self.split is None:
             raise ValueError("stream needs a split: which it is cannot be read from the rows")
+        if self.weight == 0 and not self.given:
+            raise ValueError("weight must be above 0: tasks of weight 0 would never be taken")
+        if self.given and self.environment is not None:
+            raise ValueError("given answers are not played in an environment: leave one out")
         if (self.file is None) == (self.dataset is None):
             raise ValueError("name either a file or a dataset")
         for field in self.columns:

@@ -39,12 +39,14 @@ class Minibatch:
     Attributes:
         tokens: sampled tokens of its rows over all ranks and micro-batches, for the loss
             denominator.
-        sequences: trajectories over all ranks and micro-batches, likewise.
+        sequences: sampled trajectories over all ranks and micro-batches, likewise.
+        given_tokens: tokens of given answers over all ranks and micro-batches, likewise.
         ranks: the micro-batches of each rank, equally many for all.
     """
 
     tokens: int
     sequences: int
+    given_tokens: int
     ranks: tuple[MicroBatches, ...]
 
 
@@ -60,7 +62,13 @@ def row_cost(length: int, attention: float) -> float:
 
 
 def plan_minibatches(
-    lengths: Sequence[int], sampled: Sequence[int], *, count: int, seed: str, limits: PassLimits
+    lengths: Sequence[int],
+    counted: Sequence[int],
+    given: Sequence[bool],
+    *,
+    count: int,
+    seed: str,
+    limits: PassLimits,
 ) -> tuple[Minibatch, ...]:
     """Split rows at random into `count` minibatches of equal size, and those over ranks.
 
@@ -69,7 +77,8 @@ def plan_minibatches(
 
     Args:
         lengths: tokens of each row.
-        sampled: those of them that the policy sampled.
+        counted: those of them that the policy sampled or, in a given answer, that it learns.
+        given: which rows are given answers.
         count: optimizer steps.
         seed: of the split.
         limits: what passes are cut to.
@@ -84,8 +93,9 @@ def plan_minibatches(
         plan = plan_microbatches([lengths[i] for i in chosen], limits)
         minibatches.append(
             Minibatch(
-                tokens=sum(sampled[i] for i in chosen),
-                sequences=len(chosen),
+                tokens=sum(counted[i] for i in chosen if not given[i]),
+                sequences=sum(not given[i] for i in chosen),
+                given_tokens=sum(counted[i] for i in chosen if given[i]),
                 ranks=tuple(
                     tuple(tuple(chosen[i] for i in micro) for micro in rank) for rank in plan
                 ),

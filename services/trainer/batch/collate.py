@@ -25,11 +25,13 @@ class MicroBatch:
         target: int64 `[N]`, the token itself.
         behaviour: float32 `[N]`, behaviour logprobs.
         advantage: float32 `[N]`.
-        weight: float32 `[N]`, 1; 0 for the one token of an empty micro-batch.
+        weight: float32 `[N]`, 1; 0 for tokens of given answers, and for the one token of an
+            empty micro-batch.
         lag: int64 `[N]`, versions between the one that sampled the token and the one that
             the trainer holds; -1 where there is nothing to compare.
         sampled: float32 `[B]`, tokens of each row that the policy sampled, those included that
             are too old to be trained.
+        given: float32 `[N]`, 1 for tokens of given answers, else 0.
         teacher: float32 `[N]`, a teacher's logprobs; None without one.
     """
 
@@ -43,6 +45,7 @@ class MicroBatch:
     weight: Tensor
     lag: Tensor
     sampled: Tensor
+    given: Tensor
     teacher: Tensor | None = None
 
     @property
@@ -67,6 +70,7 @@ def collate(rows: Rows, held_version: int) -> MicroBatch:
     row = np.arange(len(rows)).repeat(tokens.answer)[kept]
     # All prompts up to a token's own lie before it, besides the answers' tokens.
     target = kept + starts(tokens.prompt)[1:][row]
+    given = rows.given[row]
     versions = tokens.span_version.repeat(tokens.span_tokens)[kept]
     flat = {
         "row": row,
@@ -74,8 +78,9 @@ def collate(rows: Rows, held_version: int) -> MicroBatch:
         "target": tokens.ids[target],
         "behaviour": tokens.logprobs[kept],
         "advantage": rows.advantages[row],
-        "weight": np.ones(len(kept)),
-        "lag": held_version - versions,
+        "weight": ~given,
+        "given": given,
+        "lag": np.where(given, -1, held_version - versions),
     }
     return MicroBatch(
         input_ids=torch.from_numpy(tokens.ids.astype(np.int64)),
@@ -103,6 +108,7 @@ def collate_sequences(sequences: Sequence[Sequence[int]]) -> MicroBatch:
         behaviour=nothing,
         advantage=nothing,
         weight=nothing,
+        given=nothing,
         lag=nothing.long() - 1,
         sampled=torch.ones(len(sequences)),
     )
@@ -115,6 +121,7 @@ _FLAT = {
     "behaviour": torch.float32,
     "advantage": torch.float32,
     "weight": torch.float32,
+    "given": torch.float32,
     "lag": torch.int64,
 }
 

@@ -22,6 +22,7 @@ class Rows:
             token, what the whole answer earned.
         sampled: int64 `[B]`, tokens of each that the policy sampled: the trained ones, and those
             that are too old to be.
+        given: bool `[B]`, answers that were not sampled.
     """
 
     tokens: TokenRows
@@ -30,6 +31,7 @@ class Rows:
     indexes: Ints
     advantages: NDArray[np.float64]
     sampled: Ints
+    given: NDArray[np.bool_]
 
     def __len__(self) -> int:
         """B."""
@@ -48,6 +50,7 @@ class Rows:
                     indexes=self.indexes[mine],
                     advantages=self.advantages[mine],
                     sampled=self.sampled[mine],
+                    given=self.given[mine],
                 )
             )
             first += size
@@ -61,13 +64,15 @@ class RankMinibatch:
     Attributes:
         tokens: sampled tokens of its rows over all ranks and micro-batches, for the loss
             denominator.
-        sequences: trajectories over all ranks and micro-batches, likewise.
+        sequences: sampled trajectories over all ranks and micro-batches, likewise.
+        given_tokens: tokens of given answers over all ranks and micro-batches, likewise.
         micro_batches: rows of each of this rank's micro-batches, equally many micro-batches on
             all ranks; one of 0 rows only keeps the ranks in step.
     """
 
     tokens: int
     sequences: int
+    given_tokens: int
     micro_batches: tuple[int, ...]
 
 
@@ -80,11 +85,13 @@ class Rewards:
         sizes: int32, trajectories of each sample group.
         tokens: int64 `[S]`, tokens that may carry a gradient, as far as the trajectory alone
             decides it.
+        given: bool `[S]`, what has no advantage, since it was not sampled.
     """
 
     values: NDArray[np.float64]
     sizes: NDArray[np.int32]
     tokens: Ints
+    given: NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

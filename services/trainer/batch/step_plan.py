@@ -63,11 +63,13 @@ class StepPlan:
                 indexes=indexes[place],
                 advantages=self.advantages[order],
                 sampled=self.batch.rows.trained()[place] + self.batch.stale_tokens[place],
+                given=self.batch.given[place],
             ),
             minibatches=tuple(
                 RankMinibatch(
                     tokens=one.tokens,
                     sequences=one.sequences,
+                    given_tokens=one.given_tokens,
                     micro_batches=tuple(map(len, one.ranks[row_group])),
                 )
                 for one in self.minibatches
@@ -127,10 +129,15 @@ def plan_step(
     tokens = batch.rows.trained()
     if algorithm.mask_truncated:
         tokens = np.where(batch.truncated, 0, tokens)
-    rewards = Rewards(values=_shaped(batch, algorithm), sizes=batch.group_sizes, tokens=tokens)
+    rewards = Rewards(
+        values=_shaped(batch, algorithm),
+        sizes=batch.group_sizes,
+        tokens=tokens,
+        given=batch.given,
+    )
     keep = tokens > 0
     if not algorithm.learns_from_equal_rewards:
-        keep &= _differs(rewards).repeat(batch.group_sizes)
+        keep &= _differs(rewards).repeat(batch.group_sizes) | batch.given
     chosen = np.flatnonzero(keep)
     return StepPlan(
         batch=batch,
@@ -141,6 +148,7 @@ def plan_step(
         minibatches=plan_minibatches(
             batch.rows.lengths[chosen].tolist(),
             (tokens + batch.stale_tokens)[chosen].tolist(),
+            batch.given[chosen].tolist(),
             count=algorithm.minibatches,
             seed=seed,
             limits=limits,
@@ -149,11 +157,12 @@ def plan_step(
 
 
 def advantages_of(rewards: Rewards, algorithm: AlgorithmConfig) -> NDArray[np.float64]:
-    """float64 `[S]`, one advantage per trajectory of the batch."""
+    """float64 `[S]`, one advantage per trajectory of the batch; 0 for given answers."""
+    advantages = np.zeros(len(rewards.values))
     if not algorithm.has_rewards:
-        return np.zeros(len(rewards.values))
+        return advantages
     begins = starts(rewards.sizes).tolist()
-    cuts = list(pairwise(begins))
+    cuts = [cut for cut in pairwise(begins) if not rewards.given[slice(*cut)].any()]
     values, tokens = rewards.values.tolist(), rewards.tokens.tolist()
     groups = [values[first:last] for first, last in cuts]
     if algorithm.by_token:  # `credit` continues from these
@@ -161,7 +170,8 @@ def advantages_of(rewards: Rewards, algorithm: AlgorithmConfig) -> NDArray[np.fl
     else:
         counts = [tokens[first:last] for first, last in cuts]
         found = batch_advantages(groups, counts, algorithm.advantage)
-    return np.array([one for own in found for one in own], dtype=np.float64)
+    advantages[~rewards.given] = [one for own in found for one in own]
+    return advantages
 
 
 def _differs(rewards: Rewards) -> NDArray[np.bool_]:
@@ -195,7 +205,8 @@ def _check(
         return f"batch.groups[{_members(batch)[0][place]}]"
 
     needed, rows = algorithm.smallest_group, batch.rows
-    small = np.flatnonzero(batch.group_sizes < needed)
+    given = batch.given[starts(batch.group_sizes)[:-1]] if len(batch.given) else batch.given
+    small = np.flatnonzero((batch.group_sizes < needed) & ~given)
     if len(small):
         fix = f"A group needs {needed} trajectories for advantage {algorithm.advantage}."
         name = f"batch.groups[{batch.group_ids[small[0]]}]"

@@ -51,7 +51,7 @@ class ExpertBalance:
         with routing.watched(places, keep=self._coefficient > 0) as watch:
             scored = self._policy(micro, temperature, entropy)
         self._last = watch
-        if micro.weight.any():
+        if micro.weight.any() or micro.given.any():
             counts = torch.stack(watch.counts).double()
             self._counts = counts if self._counts is None else self._counts + counts
             self._sums[0] += torch.stack(watch.entropies).sum()
@@ -71,7 +71,7 @@ class ExpertBalance:
         """
         if not self._coefficient or self._last is None:
             return 0.0
-        share = float(micro.weight.sum()) / tokens / self._policy.context_group.size
+        share = float((micro.weight + micro.given).sum()) / tokens / self._policy.context_group.size
         loss = self._last.balance_loss()
         self._last = None
         self._sums[2] += share * loss.detach()

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from services.trainer.algorithms.losses.cross_entropy import cross_entropy
 from services.trainer.algorithms.losses.kl import KL_ESTIMATES, kl_from_sampled
 from services.trainer.algorithms.losses.log_ratio import beyond_limit, ratio_of
 from services.trainer.algorithms.losses.losses import PolicyLosses
@@ -30,7 +31,10 @@ MEANS = (
 )
 """Sums that become means over the trained tokens."""
 
-_SUMS = (*MEANS, "loss", "tokens", "mismatch_tokens", "ratio", "ratio_squared")
+_SUMS = (
+    *(*MEANS, "loss", "tokens", "mismatch_tokens", "ratio", "ratio_squared"),
+    *("given_tokens", "cross_entropy"),
+)
 _OPTIONAL = ("kl_proximal", "kl_reference", "kl_penalty", "kl_teacher")
 _LAGS = 9
 _BINS, _SMALLEST, _DECADES = 256, -7.0, 9.0
@@ -64,6 +68,8 @@ class StepDiagnostics:
         current, weight = tokens.current.detach(), micro.weight
         self._sums["loss"] += _finite(losses.tokens.loss * shares).sum(dtype=torch.float64)
         self._sums["tokens"] += weight.sum(dtype=torch.float64)
+        self._sums["given_tokens"] += micro.given.sum(dtype=torch.float64)
+        self._sums["cross_entropy"] += cross_entropy(current, micro.given).double()
         if tokens.entropy is not None:
             self._add(weight, "entropy", tokens.entropy)
         self._add(weight, "clip_fraction_low", losses.tokens.clipped_low)
@@ -132,7 +138,7 @@ class StepDiagnostics:
         dist.all_reduce(largest, op=dist.ReduceOp.MAX)
         mismatch, steepest = largest.tolist()
         sums = dict(zip(_SUMS, stacked[: len(_SUMS)].tolist(), strict=True))
-        tokens = int(sums["tokens"])
+        tokens, given = int(sums["tokens"]), int(sums["given_tokens"])
         metrics = {
             name: sums[name] / max(tokens, 1)
             for name in MEANS
@@ -145,7 +151,9 @@ class StepDiagnostics:
         slopes = self._slopes.item()
         metrics["token_share_max"] = steepest / slopes if slopes else 0.0
         metrics["mismatch_tokens"] = sums["mismatch_tokens"]
-        return tokens, metrics | _percentiles(stacked[len(_SUMS) :])
+        if given:
+            metrics["cross_entropy"] = sums["cross_entropy"] / given
+        return tokens + given, metrics | _percentiles(stacked[len(_SUMS) :])
 
     def _add(self, weight: Tensor, name: str, value: Tensor) -> None:
         self._seen.add(name)

@@ -11,6 +11,7 @@ from torch import Tensor
 from services.protocol.run.algorithm import AlgorithmConfig
 from services.protocol.trainer import RunStart, TokenDetail
 from services.trainer.algorithms.losses.aggregation import denominator, token_shares
+from services.trainer.algorithms.losses.cross_entropy import cross_entropy
 from services.trainer.algorithms.losses.losses import policy_losses
 from services.trainer.algorithms.losses.tokens import ScoredTokens
 from services.trainer.algorithms.losses.user_loss import UserLoss
@@ -175,9 +176,10 @@ class TrainStep:
         # A proximal pass has taken the mismatch before any update; without one, only the
         # first minibatch still sees the weights of the step's start.
         note = first and not any(one.proximal is not None for one in work)
-        scale = self._world_size / denominator(
-            minibatch.tokens, minibatch.sequences, self._algorithm
-        )
+        counted = denominator(minibatch.tokens, minibatch.sequences, self._algorithm)
+        scale = self._world_size / max(counted, 1)  # 0 where all answers are given
+        of_given = self._world_size * self._algorithm.cross_entropy.coefficient
+        of_given /= max(minibatch.given_tokens, 1)
         bad = []
         for index, held in enumerate(work):
             prepared = held.to(self._device)
@@ -194,8 +196,9 @@ class TrainStep:
                 micro.weight, micro.row, micro.sampled, self._algorithm.aggregation
             )
             loss = (losses.tokens.loss * shares).sum()
-            balance = self._balance.loss(micro, minibatch.tokens)
-            (loss * scale + balance).backward()
+            given = cross_entropy(current, micro.given) * of_given
+            balance = self._balance.loss(micro, minibatch.tokens + minibatch.given_tokens)
+            (loss * scale + given + balance).backward()
             if current.grad is not None:
                 self._diagnostics.note_slopes(current.grad)
             if note:

@@ -1,0 +1,129 @@
+"""Given answers: first alone, then beside the policy's own, in one run and one ledger."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from pydantic import ValidationError
+
+from services.orchestrator.tasks.task_table import TaskTable
+from services.protocol.errors import InvalidInput
+from services.protocol.run.orchestrator import RunConfig, RunState
+from tests.orchestrator.fakes import metric_lines, run_to_end, world, write_tasks
+
+GIVEN, WARMUP = 12, 2
+
+
+def tokens_of(messages: list[dict[str, Any]]) -> list[int]:
+    return [token for one in messages for token in (one["role"] + one["content"] + "\n").encode()]
+
+
+async def tokenize(request: web.Request) -> web.Response:
+    body = await request.json()
+    asks = list(b"assistant") if body["add_generation_prompt"] else []
+    return web.json_response({"tokens": tokens_of(body["messages"]) + asks})
+
+
+def routes(app: web.Application) -> None:
+    app.router.add_post("/tokenize", tokenize)
+
+
+def write_answers(folder: Path) -> str:
+    path = folder / "answers.jsonl"
+    rows = [
+        {
+            "task_id": f"given-{number}",
+            "messages": [{"role": "user", "content": f"say {number}"}],
+            "split": "train",
+            "answer": f"right {number}",
+        }
+        for number in range(GIVEN)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def config(folder: Path, *, weight: float, **changes: Any) -> RunConfig:
+    answers = {"file": write_answers(folder), "given": True, "weight": weight}
+    tasks = {"file": str(write_tasks(folder / "tasks.jsonl")), "weight": 3.0}
+    size = {"steps": 6, "batch_groups": 4, "group_size": 4, "checkpoint": {"every": 1}}
+    names = {"name": "test", "model": "tiny", "run_root": str(folder / "runs")}
+    learned = {"tasks": [tasks, answers], "algorithm": {"cross_entropy": {"warmup_steps": WARMUP}}}
+    return RunConfig.model_validate(names | size | learned | changes)
+
+
+async def test_a_run_warms_up_on_given_answers_and_goes_on_with_its_own(tmp_path: Path) -> None:
+    async with world(tmp_path, more_routes=routes) as cluster:
+        status = await run_to_end(cluster, config(tmp_path, weight=1.0))
+        assert status.state is RunState.FINISHED, status.detail
+        batches = [batch for _, batch in cluster.trainer.batches]
+    given = [[group.trajectories[0].given for group in batch.groups] for batch in batches]
+    assert all(map(all, given[:WARMUP]))
+    assert [sum(one) for one in given[WARMUP:]] == [1] * (len(given) - WARMUP)
+    for group in batches[0].groups:
+        (one,) = group.trajectories
+        said = bytes(one.trajectory.prompt_token_ids).decode()
+        number = int(said.split()[1])
+        assert said == f"usersay {number}\nassistant"
+        assert bytes(one.trajectory.response_token_ids).decode() == f"right {number}\n"
+    lines = metric_lines(status)
+    assert [line["given_answers"] for line in lines] == [4, 4, 1, 1, 1, 1]
+    assert [line["reward"] is None for line in lines] == [True] * WARMUP + [False] * 4
+
+
+async def test_answers_of_no_weight_are_used_in_the_warm_up_alone(tmp_path: Path) -> None:
+    async with world(tmp_path, more_routes=routes) as cluster:
+        status = await run_to_end(cluster, config(tmp_path, weight=0.0))
+        assert status.state is RunState.FINISHED, status.detail
+    assert [line["given_answers"] for line in metric_lines(status)] == [4, 4, 0, 0, 0, 0]
+
+
+async def test_a_run_that_is_stopped_in_its_warm_up_goes_on_in_it(tmp_path: Path) -> None:
+    async with world(tmp_path, more_routes=routes) as cluster:
+        whole = config(tmp_path, weight=0.0)
+        first = await run_to_end(cluster, whole.model_copy(update={"steps": 1}))
+        assert first.state is RunState.FINISHED, first.detail
+        again = await run_to_end(cluster, whole, resume=first.run_id)
+        assert again.state is RunState.FINISHED, again.detail
+    assert [line["given_answers"] for line in metric_lines(again)] == [4, 4, 0, 0, 0, 0]
+
+
+async def test_a_template_that_renders_a_prompt_otherwise_is_named(tmp_path: Path) -> None:
+    async def other(request: web.Request) -> web.Response:
+        body = await request.json()
+        return web.json_response({"tokens": [len(body["messages"]), 1, 2]})
+
+    def bad(app: web.Application) -> None:
+        app.router.add_post("/tokenize", other)
+
+    async with world(tmp_path, more_routes=bad, failures_in_row=1) as cluster:
+        status = await run_to_end(cluster, config(tmp_path, weight=1.0))
+    assert status.state is RunState.FAILED
+    assert set(status.failures) == {"given_answer"}
+    assert "chat template" in status.failure_example
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"algorithm": {}}, "tasks.weight"),
+        ({"tasks": [{"file": "t"}]}, "cross_entropy.warmup_steps"),
+        ({"tasks": [{"file": "t", "weight": 0}]}, "above 0"),
+        ({"tasks": [{"file": "t", "given": True, "environment": "external"}]}, "environment"),
+    ],
+)
+def test_what_would_never_be_learned_from_is_refused(
+    tmp_path: Path, changes: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(ValidationError, match=problem):
+        config(tmp_path, weight=0.0, **changes)
+
+
+def test_a_row_without_its_answer_is_named(tmp_path: Path) -> None:
+    run = config(tmp_path, weight=1.0)
+    path = Path(str(run.tasks[1].file))
+    path.write_text(path.read_text().replace('"answer": "right 3"', '"data": {}'))
+    with pytest.raises(InvalidInput, match=r"answers.jsonl, line 4.*answer"):
+        TaskTable(run)
