@@ -13,9 +13,9 @@ PAGE = ROOT / "docs" / "algorithms.md"
 ALGORITHMS = ROOT / "services" / "trainer" / "algorithms"
 PARTS = {
     "Advantages": ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "dapo"),
-    "Advantages by token": ("gae",),
+    "Advantages by token": ("gae", "distillation"),
     "Critic": ("value_loss",),
-    "Losses": ("clip", "gspo", "cispo", "reinforce", "user_loss"),
+    "Losses": ("clip", "gspo", "cispo", "reinforce", "cross_entropy", "user_loss"),
     "Sums": ("aggregation",),
     "Importance corrections": ("correction",),
     "KL": ("kl",),
