@@ -108,8 +108,8 @@ async def test_a_template_that_renders_a_prompt_otherwise_is_named(tmp_path: Pat
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"algorithm": {}}, "tasks.weight"),
-        ({"tasks": [{"file": "t"}]}, "cross_entropy.warmup_steps"),
+        ({"algorithm": {}}, "Never taken: give it a weight"),
+        ({"tasks": [{"file": "t"}]}, "No source of tasks has `given: true`"),
         ({"tasks": [{"file": "t", "weight": 0}]}, "above 0"),
         ({"tasks": [{"file": "t", "given": True, "environment": "external"}]}, "environment"),
     ],

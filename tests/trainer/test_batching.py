@@ -78,17 +78,17 @@ def test_tokens_are_balanced_over_ranks() -> None:
     assert max(loads) - min(loads) <= max(sizes)
 
 
-def sizes_of(count: int) -> tuple[list[int], list[int]]:
-    """Lengths of rows, and how many of their tokens are trained."""
-    return [2 + i % 9 for i in range(count)], [1 + i % 9 for i in range(count)]
+def sizes_of(count: int) -> tuple[list[int], list[int], list[bool]]:
+    """Lengths of rows, how many of their tokens are trained, and that no answer is given."""
+    return [2 + i % 9 for i in range(count)], [1 + i % 9 for i in range(count)], [False] * count
 
 
 def test_minibatches_and_their_denominators_do_not_depend_on_ranks() -> None:
-    lengths, trained = sizes_of(37)
+    lengths, trained, given = sizes_of(37)
 
     def made(world_size: int, max_tokens: int, attention: float = 0.0) -> tuple[Minibatch, ...]:
         limits = PassLimits(world_size=world_size, max_tokens=max_tokens, attention=attention)
-        return plan_minibatches(lengths, trained, count=3, seed="0/1", limits=limits)
+        return plan_minibatches(lengths, trained, given, count=3, seed="0/1", limits=limits)
 
     def plan(*limits: Any) -> list[tuple[int, list[int]]]:
         return [

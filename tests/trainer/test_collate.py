@@ -22,6 +22,7 @@ def rows_of(*trajectories: Trajectory, advantages: tuple[float, ...] = (1.0,)) -
         indexes=count,
         advantages=np.array(advantages[: len(members)]),
         sampled=tokens.trained(),
+        given=np.zeros(len(members), dtype=np.bool_),
     )
 
 
