@@ -286,6 +286,12 @@ def test_the_last_steps_admit_no_group_that_nobody_will_train() -> None:
     assert schedule.free_slots(steps_left=100) == BATCH * 6
 
 
+def test_the_last_batch_of_a_live_run_waits_for_no_conversation() -> None:
+    schedule = started(PRESETS[3], BATCH)  # a batch of conversations that do not end
+    assert schedule.free_slots(steps_left=1) == 0
+    assert schedule.free_slots(steps_left=None) == BATCH * 5
+
+
 def test_a_batch_that_waits_is_the_oldest_groups_in_the_order_of_admission() -> None:
     schedule = started(PRESETS[1], 6)
     for group in (1, 2, 3, 4, 5):

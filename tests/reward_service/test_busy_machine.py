@@ -1,6 +1,8 @@
 """An answer has its limits to itself: what its jail costs on a busy machine is not counted."""
 
 import asyncio
+import contextlib
+import json
 import os
 import socket
 import subprocess
@@ -135,3 +137,17 @@ def test_waiting_for_a_core_is_no_part_of_a_calls_limit(monkeypatch: pytest.Monk
         assert call.late()
         waited[0] = now[0] = 100.0 + helper_main.longest_s(2.0)
         assert call.late()
+
+
+def test_a_call_whose_helper_died_before_it_could_die_with_it_does_not_run() -> None:
+    ours, theirs = socket.socketpair()
+    dead = os.getppid()  # not the process that forks the call here
+    child = os.fork()
+    if child == 0:
+        ours.close()
+        helper_main._run(theirs, dead)
+    theirs.close()
+    with ours, contextlib.suppress(OSError):  # nobody is there to read it
+        ours.sendall(json.dumps({"function": "builtins:len", "arguments": [1]}).encode())
+        ours.shutdown(socket.SHUT_WR)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1

@@ -107,11 +107,16 @@ class Schedule:
     # Admission
 
     @decision
-    def free_slots(self, *, steps_left: int) -> int:
-        """Number of groups that may be admitted now and that the remaining steps can use."""
+    def free_slots(self, *, steps_left: int | None) -> int:
+        """Number of groups that may be admitted now and that the remaining steps can use.
+
+        None counts no steps: a group may take so long that the last batches cannot wait for it.
+        """
         charged = len(self._open) + len(self._taken) + sum(self._not_live.values())
-        useful = steps_left * self.batch_groups - len(self._open) - len(self._taken)
-        most = min(self.capacity - len(self._open), self._ahead - charged, useful)
+        most = min(self.capacity - len(self._open), self._ahead - charged)
+        if steps_left is not None:
+            useful = steps_left * self.batch_groups - len(self._open) - len(self._taken)
+            most = min(most, useful)
         return max(0, min(most, self._in_time))
 
     @property

@@ -137,7 +137,9 @@ class Admission:
         self._book.live(version)
         if self._schedule.bound == 0 and not fleet.settled(progress.trainer_version):
             return
-        slots = self._schedule.free_slots(steps_left=self._context.run.steps - progress.step)
+        # A live conversation may go on for hours: the last batches are not to wait for it.
+        steps_left = None if self._context.run.is_live else self._context.run.steps - progress.step
+        slots = self._schedule.free_slots(steps_left=steps_left)
         slots = max(0, min(slots, self._window.size - self._schedule.open_groups))
         for group in self._next_groups(slots, version):
             self._groups.start(group)

@@ -58,10 +58,10 @@ def main() -> None:
 
 
 def _forked(control: socket.socket, stream: socket.socket, message: bytes) -> "_Call":
-    child = os.fork()
+    helper, child = os.getpid(), os.fork()
     if child == 0:
         control.close()
-        _run(stream)
+        _run(stream, helper)
     return _Call(child, stream, float(json.loads(message)["timeout_s"]))
 
 
@@ -123,9 +123,11 @@ def _waited_for_core_s(process_id: int) -> float:
         return 0.0
 
 
-def _run(stream: socket.socket) -> None:
+def _run(stream: socket.socket, helper: int) -> None:
     """Do one call in the child and end it."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != helper:  # it died before this process could ask to die with it
+        os._exit(1)
     try:
         with stream.makefile("rb") as incoming:
             request = json.loads(incoming.read())
