@@ -80,7 +80,7 @@ def count(
         policy = model.load_policy(config, mesh, model.Policy, group)
         auxiliary = AuxiliaryModels.load(algorithm, config, mesh, group)
         optimizer = make_adamw(
-            policy.trained_parameters(), config, learning_rate=1e-6, weight_decay=0.0
+            policy.trained_parameters(), config, algorithm, learning_rate=1e-6, weight_decay=0.0
         )
         with _disable_current_modes():
             rows = [[1] * (config.micro_batch_tokens // ROWS)] * ROWS

@@ -40,7 +40,6 @@ from services.orchestrator.observers.run_record import RunRecord
 from services.orchestrator.observers.timeline import follow_pushes
 from services.orchestrator.observers.usage_record import follow_usage
 from services.orchestrator.rollout.scoring import Scorer
-from services.orchestrator.rollout.teacher import Teacher
 from services.orchestrator.run_folder.run_directory import RunDirectory, run_log
 from services.orchestrator.tasks.curriculum import PassRates
 from services.orchestrator.tasks.prompts import PromptSource
@@ -104,15 +103,8 @@ class Run:
         self._rates = rates = PassRates(directory.pass_rates)
         self._disk = DiskGuard(directory.path, config=config, progress=progress, changes=changes)
         idle = TrainerIdle(context, book)
-        taught = run.algorithm.distillation
-        self._teacher = Teacher(taught, config, run.model) if taught else None
-        attempts = Attempts(
-            *(context, tasks, book),
-            sampler=sampler,
-            scorer=scorer,
-            traces=traces,
-            teacher=self._teacher,
-        )
+        attempts = Attempts(context, tasks, book, sampler=sampler, scorer=scorer, traces=traces)
+        self._teacher = attempts.teacher
         groups = Groups(context, tasks, book, attempts=attempts, record=record, rates=rates)
         prompts = PromptSource(tasks.order(rates))
         admission = Admission(

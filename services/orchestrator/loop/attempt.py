@@ -156,7 +156,11 @@ class Attempt:
 
 
 class Attempts:
-    """Makes the attempts of all groups of a run."""
+    """Makes the attempts of all groups of a run.
+
+    Attributes:
+        teacher: whom it asks about answers, to be open meanwhile; None without one.
+    """
 
     def __init__(
         self,
@@ -167,11 +171,11 @@ class Attempts:
         sampler: Sampler,
         scorer: Scorer,
         traces: GroupTraces,
-        teacher: Teacher | None = None,
     ) -> None:
         self._context, self._run, self._tasks, self._book = context, context.run, tasks, book
         self.sampler, self._scorer, self._traces = sampler, scorer, traces
-        self._teacher = teacher
+        order, config = context.run.algorithm.distillation, context.config
+        self.teacher = Teacher(order, config, context.run.model) if order else None
         self._barrier = BatchBarrier(
             batch_groups=context.run.batch_groups, enabled=context.run.schedule.batch_barrier
         )
@@ -192,7 +196,7 @@ class Attempts:
             scorer=self._scorer,
             barrier=self._run.schedule.batch_barrier,
             trace=self._traces.of(group.group_id),
-            teacher=self._teacher,
+            teacher=self.teacher,
         )
 
         def arrived(index: int, trajectory: Trajectory, score: Score | None = None, /) -> None:
