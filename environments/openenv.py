@@ -54,10 +54,20 @@ class Server:
             RuntimeError: it is not, in time.
         """
         async with self._lock:
-            if self._command and (self._process is None or self._process.poll() is not None):
-                self._start()
-            await self._until_healthy()
-            return self.url
+            # Connections of a process that dies break before it has ended.
+            for may_be_dying in (not self._has_ended(), False):
+                if self._has_ended():
+                    self._start()
+                if await self._becomes_healthy():
+                    return self.url
+                if not may_be_dying:
+                    break
+            raise RuntimeError(f"{self.name} ended: {self._status()}")
+
+    @property
+    def name(self) -> str:
+        """Its address, or the command that starts it."""
+        return shlex.join(self._command) or self.url
 
     def end(self) -> None:
         """End the process that was started."""
@@ -76,15 +86,27 @@ class Server:
             env=os.environ | {"PORT": str(port)},
         )
 
-    async def _until_healthy(self) -> None:
+    def _status(self) -> int | None:
+        return None if self._process is None else self._process.poll()
+
+    def _has_ended(self) -> bool:
+        """Or has not begun, where it must be started."""
+        return bool(self._command) and (self._process is None or self._status() is not None)
+
+    async def _becomes_healthy(self) -> bool:
+        """Wait until it is; returns False if its process ended.
+
+        Raises:
+            RuntimeError: neither happens in time.
+        """
         deadline = time.monotonic() + (_START_S if self._command else _HEALTH_S)
         async with httpx.AsyncClient(trust_env=False, timeout=_HEALTH_S) as http:
             while time.monotonic() < deadline:
-                if self._process is not None and self._process.poll() is not None:
-                    raise RuntimeError(f"{self._command} ended: {self._process.returncode}")
+                if self._has_ended():
+                    return False
                 with suppress(httpx.HTTPError):
                     if (await http.get(f"{self.url}/health")).status_code == httpx.codes.OK:
-                        return
+                        return True
                 await asyncio.sleep(_POLL_S)
         raise RuntimeError(f"the OpenEnv server {self.url} is not healthy")
 
@@ -123,13 +145,9 @@ def openenv_rollout(
         call_s: longest reset or step, seconds.
 
     Raises:
-        InvalidInput: the package `openenv-core` is not there.
+        InvalidInput: the package `openenv-core` is not there, or too old.
     """
-    try:
-        client = import_module("openenv.core.generic_client").GenericEnvClient
-    except ImportError:
-        fix = "`pip install openenv-core`."
-        raise InvalidInput("openenv environment", str(servers), fix) from None
+    client = _client(servers)
     places = [one if isinstance(one, Server) else Server(one) for one in servers]
     pool = Pool(places, sessions)
     action, words = _reader(act), show or _words
@@ -149,6 +167,18 @@ def openenv_rollout(
             return sum(rewards)
 
     return rollout
+
+
+def _client(servers: Sequence[str | Server]) -> Any:
+    """The package's own client for actions and observations as JSON."""
+    try:
+        client = import_module("openenv.core.generic_client").GenericEnvClient
+    except ImportError:
+        client = None
+    if not hasattr(client, "__aenter__"):  # before 0.2.2 there is none, or it blocks
+        names = [one if isinstance(one, str) else one.name for one in servers]
+        raise InvalidInput("openenv environment", names, "`pip install 'openenv-core>=0.2.2'`.")
+    return client
 
 
 class Pool:

@@ -46,6 +46,7 @@ ALLOWED = (
     r"no namespaces here[,:] .*",
     r"network namespaces need root: run it as root",
     r"there is no `\w+`: apt-get install .*",
+    r"no containers here: .*",
     r"no /dev/shm",
     r"needs a CUDA device",
     r"not a clone, so nobody can say which files belong to it",

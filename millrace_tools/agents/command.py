@@ -1,14 +1,19 @@
 """`millrace agent-run`: start a program once for each episode that a run offers."""
 
 import argparse
+import os
+import signal
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
 
+from millrace_tools.agents.containers import Containers, network_of
 from millrace_tools.agents.episode import Episode
 from millrace_tools.agents.work import Offers, Work
 from millrace_tools.client.services_url import http_client
@@ -16,8 +21,10 @@ from millrace_tools.command import SERVICES_URL, command, option
 from millrace_tools.output import print_line
 from services.protocol.errors import InvalidInput, NotReady
 
-_WAIT_S = 30.0
+_WAIT_S = 5.0
+"""A worker asks for an episode again after so long; at an end the command waits for that."""
 _PAUSE_S = 1.0
+_IN_CONTAINERS = ("memory", "cpus", "pids", "network", "container_url", "run_arg")
 
 
 @command(
@@ -29,6 +36,13 @@ _PAUSE_S = 1.0
     option("--episodes", type=int, help="end after so many"),
     option("--idle", type=float, help="end when nothing was offered for so many seconds"),
     option("--logs", type=Path, default=Path("agent-runs"), help="folder of the programs' output"),
+    option("--image", help="run each program in a container of this image, by docker or podman"),
+    option("--memory", help="of a container (4g)"),
+    option("--cpus", type=float, help="of a container (all)"),
+    option("--pids", type=int, help="processes and threads of a container (1024)"),
+    option("--network", help="of a container (host if --url is of this machine, else none named)"),
+    option("--container-url", help="where a container reaches the router (--url)"),
+    option("--run-arg", action="append", help="one more argument of `docker run`; repeatable"),
     option("program", nargs="+", metavar="PROGRAM", help="after --, with its arguments"),
 )
 def agent_run(arguments: argparse.Namespace, console: Console) -> int:
@@ -38,22 +52,58 @@ def agent_run(arguments: argparse.Namespace, console: Console) -> int:
         InvalidInput: an option cannot be used, or nothing answers.
         NotReady: the router refuses or fails.
     """
-    for name in ("parallel", "timeout", "episodes", "idle"):
+    for name in ("parallel", "timeout", "episodes", "idle", "cpus", "pids"):
         value = getattr(arguments, name)
         if value is not None and value <= 0:
             raise InvalidInput(f"--{name}", value, "It must be above 0.")
+    containers = _containers(arguments)
     with http_client(arguments.url, _WAIT_S) as http:
-        runner = Runner(arguments, Offers(http, arguments.url, arguments.run), console)
-        runner.run()
+        offers = Offers(http, arguments.url, arguments.run)
+        runner = Runner(arguments, offers, console, containers)
+        if containers is not None and (removed := containers.remove_orphans()):
+            print_line(f"removed {removed} containers of an agent-run that was killed", console)
+        with runner.ended_by_signals():
+            runner.run()
     print_line(runner.summary(), console)
-    return 0
+    return 128 + runner.signal if runner.signal else 0
+
+
+def _containers(arguments: argparse.Namespace) -> Containers | None:
+    if arguments.image is None:
+        for name in _IN_CONTAINERS:
+            if (value := getattr(arguments, name)) is not None:
+                raise InvalidInput(f"--{name.replace('_', '-')}", value, "It needs --image.")
+        return None
+    if ":" in str(arguments.logs.resolve()):
+        raise InvalidInput("--logs", str(arguments.logs), "Containers need a path without colons.")
+    url, cpus = arguments.container_url or arguments.url, arguments.cpus
+    settings = [
+        f"--memory={arguments.memory or '4g'}",
+        *([] if cpus is None else [f"--cpus={cpus:g}"]),
+        f"--pids-limit={arguments.pids or 1024}",
+        *network_of(url, arguments.network),
+        *(arguments.run_arg or ()),
+    ]
+    return Containers(arguments.image, settings)
 
 
 class Runner:
-    """Takes sessions and plays them, several at a time."""
+    """Takes sessions and plays them, several at a time.
 
-    def __init__(self, arguments: argparse.Namespace, offers: Offers, console: Console) -> None:
+    Attributes:
+        signal: by which it was ended, 0 for none.
+    """
+
+    def __init__(
+        self,
+        arguments: argparse.Namespace,
+        offers: Offers,
+        console: Console,
+        containers: Containers | None,
+    ) -> None:
         self._arguments, self._offers, self._console = arguments, offers, console
+        self._containers, self._abandoned = containers, os.eventfd(0)
+        self.signal = 0
         self._lock, self._stopped = threading.Lock(), threading.Event()
         self._left: int | None = arguments.episodes
         self._taken_at = time.monotonic()
@@ -68,6 +118,28 @@ class Runner:
                     worker.result()
             finally:
                 self._stopped.set()
+
+    @contextmanager
+    def ended_by_signals(self) -> Iterator[None]:
+        """An interrupt ends the taking of sessions; a second one, or SIGTERM, the programs, too."""
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        heard = [number for number, handler in before.items() if handler != signal.SIG_IGN]
+        for number in heard:
+            signal.signal(number, self._end)
+        try:
+            yield
+        finally:
+            for number in heard:
+                signal.signal(number, before[number])
+
+    def _end(self, number: int, _: object) -> None:
+        again, self.signal = self.signal, number
+        self._stopped.set()
+        if again or number == signal.SIGTERM:
+            os.eventfd_write(self._abandoned, 1)
+        else:
+            line = "waiting for the programs that run; interrupt again to end them"
+            print_line(line, self._console)
 
     def summary(self) -> str:
         """How the episodes ended."""
@@ -90,8 +162,14 @@ class Runner:
 
     def _played(self, work: Work) -> str:
         folder = self._arguments.logs / work.session
-        episode = Episode(work, self._arguments.program, url=self._url, folder=folder)
-        ending = episode.play(self._arguments.timeout)
+        episode = Episode(
+            work,
+            self._arguments.program,
+            url=self._url,
+            folder=folder,
+            containers=self._containers,
+        )
+        ending = episode.play(self._arguments.timeout, self._abandoned)
         known = self._offers.end(work.session, ending)
         if "failure" in ending:
             print_line(f"{work.session}: {ending['failure']} ({folder})", self._console, "dim")
@@ -99,7 +177,7 @@ class Runner:
 
     @property
     def _url(self) -> str:
-        return str(self._arguments.url).rstrip("/")
+        return str(self._arguments.container_url or self._arguments.url).rstrip("/")
 
     def _may_take(self) -> bool:
         idle = self._arguments.idle

@@ -4,12 +4,14 @@ import json
 import os
 import select
 import signal
+import stat
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
+from millrace_tools.agents.containers import INSIDE, Containers, new_name
 from millrace_tools.agents.work import Work
 from services.protocol.errors import InvalidInput
 from services.protocol.session import SessionEnding
@@ -17,6 +19,7 @@ from services.protocol.session import SessionEnding
 _SHOWN = 300
 _LONGEST = 1 << 20
 _PROMPT, _TASK = "{prompt}", "{task}"
+_TASK_FILE, _RESULT_FILE = "task.json", "result.json"
 _GRACE_S = 5.0
 
 
@@ -29,17 +32,29 @@ class Episode:
             in words, and for the path of its JSON file.
         url: of the router.
         folder: of its files: `task.json`, `stdout`, `stderr`, and `result.json`, which the program
-            may write: `{"reward": 1.0}`, or `{"text": "an answer to be graded"}`.
+            may write: `{"reward": 1.0}`, or `{"text": "an answer to be graded"}`. A program in a
+            container sees the folder `shared` in it, with the two files in JSON.
+        containers: to run it in one of them, None for none.
     """
 
-    def __init__(self, work: Work, command: Sequence[str], *, url: str, folder: Path) -> None:
-        self._work, self._folder = work, folder
+    def __init__(
+        self,
+        work: Work,
+        command: Sequence[str],
+        *,
+        url: str,
+        folder: Path,
+        containers: Containers | None = None,
+    ) -> None:
+        self._folder, self._containers = folder, containers
         folder.mkdir(parents=True)
-        task = folder / "task.json"
+        self._shared = folder if containers is None else _open_to_all(folder / "shared")
+        task = self._shared / _TASK_FILE
         task.write_text(json.dumps(work.task, indent=1), encoding="utf-8")
-        marks = {_PROMPT: work.prompt, _TASK: str(task)}
+        seen: PurePath = self._shared if containers is None else INSIDE
+        marks = {_PROMPT: work.prompt, _TASK: str(seen / _TASK_FILE)}
         self._command = [_filled_in(word, marks) for word in command]
-        self._environment = os.environ | {
+        variables = {
             "OPENAI_BASE_URL": f"{url}/v1",
             "OPENAI_API_BASE": f"{url}/v1",
             "OPENAI_API_KEY": work.session,
@@ -48,18 +63,25 @@ class Episode:
             "MILLRACE_URL": url,
             "MILLRACE_SESSION": work.session,
             "MILLRACE_MODEL": work.model,
-            "MILLRACE_TASK": str(task),
-            "MILLRACE_RESULT": str(self._result),
+            "MILLRACE_TASK": str(seen / _TASK_FILE),
+            "MILLRACE_RESULT": str(seen / _RESULT_FILE),
         }
+        self._environment = os.environ | variables
+        self._container = new_name()
+        if containers is not None:
+            task.chmod(0o644)
+            self._command = containers.command(
+                self._container, shared=self._shared, variables=variables, program=self._command
+            )
 
-    @property
-    def _result(self) -> Path:
-        return self._folder / "result.json"
-
-    def play(self, timeout_s: float) -> dict[str, Any]:
+    def play(self, timeout_s: float, abandoned: int) -> dict[str, Any]:
         """Run the program to its end; returns how the session ended.
 
         A program that fails, is too slow, or writes no good result has a failure and no reward.
+
+        Args:
+            timeout_s: after which it is ended.
+            abandoned: a descriptor that can be read once all programs are to be ended.
         """
         with (
             (self._folder / "stdout").open("wb") as out,
@@ -77,25 +99,25 @@ class Episode:
             except OSError as error:
                 return _failure(f"it cannot be started: {error}")
             try:
-                in_time = _has_ended(process, timeout_s)
+                ended = _has_ended(process, timeout_s, abandoned)
             finally:
                 status = _end(process)
-        if not in_time:
-            return _failure(f"not ended after {timeout_s:g} s")
-        if status:
-            return _failure(f"exit status {status}: {self._last_words()}")
-        return self._ending()
+            if ended and status == 0:
+                return self._ending()
+            why = f"exit status {status}: {self._last_words()}" if ended else ""
+            if self._containers is not None:  # its client has ended, which may be all
+                err.write(self._containers.remove(self._container).encode())
+        late = f"not ended after {timeout_s:g} s"
+        return _failure(why or ("agent-run was ended" if _is_readable(abandoned) else late))
 
     def _ending(self) -> dict[str, Any]:
         try:
-            if not self._result.exists():
-                return {}  # the grader of the task looks at the last answer
-            content = self._result.read_bytes()[: _LONGEST + 1]
-            if len(content) > _LONGEST:
-                return _failure(f"{self._result.name} is longer than {_LONGEST} bytes")
-            ending = SessionEnding.from_data(json.loads(content), source=self._result.name)
+            content = _content(self._shared / _RESULT_FILE)
+            ending = SessionEnding.from_data(json.loads(content), source=_RESULT_FILE)
+        except FileNotFoundError:
+            return {}  # the grader of the task looks at the last answer
         except (OSError, ValueError, InvalidInput) as error:
-            return _failure(f"{self._result.name} cannot be used: {error}")
+            return _failure(f"{_RESULT_FILE} cannot be used: {error}")
         return ending.model_dump(exclude_none=True)
 
     def _last_words(self) -> str:
@@ -109,20 +131,54 @@ def _filled_in(word: str, marks: dict[str, str]) -> str:
     return word
 
 
+def _open_to_all(folder: Path) -> Path:
+    """Make a folder for the user of a container, who may be any; others do not come to it."""
+    folder.parent.chmod(0o700)
+    folder.mkdir()
+    folder.chmod(0o777)
+    return folder
+
+
+def _content(path: Path) -> bytes:
+    """Of a file that a program wrote, who may have put a link or a pipe in its place.
+
+    Raises:
+        OSError: it cannot be read, or is a link.
+        ValueError: it is no file, or too long.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError("it is no file")
+        content = file.read(_LONGEST + 1)
+    if len(content) > _LONGEST:
+        raise ValueError(f"it is longer than {_LONGEST} bytes")
+    return content
+
+
 def _failure(why: str) -> dict[str, Any]:
     return {"failure": why[:_SHOWN]}
 
 
-def _has_ended(process: "subprocess.Popen[bytes]", timeout_s: float) -> bool:
-    """Wait for the program, and do not ask for its status yet: until then its process group can
-    be no other one's."""
+def _has_ended(process: "subprocess.Popen[bytes]", timeout_s: float, *others: int) -> bool:
+    """Wait for the program, or until one of the other descriptors can be read.
+
+    Do not ask for its status yet: until then its process group can be no other one's.
+    """
     descriptor = os.pidfd_open(process.pid)
     try:
         ends = select.poll()
-        ends.register(descriptor, select.POLLIN)
-        return bool(ends.poll(1000 * timeout_s))
+        for one in (descriptor, *others):
+            ends.register(one, select.POLLIN)
+        return any(ready == descriptor for ready, _ in ends.poll(1000 * timeout_s))
     finally:
         os.close(descriptor)
+
+
+def _is_readable(descriptor: int) -> bool:
+    polled = select.poll()
+    polled.register(descriptor, select.POLLIN)
+    return bool(polled.poll(0))
 
 
 def _end(process: "subprocess.Popen[bytes]") -> int:

@@ -3,13 +3,13 @@
 import json
 import os
 import secrets
-import socket
 import threading
 import weakref
 from contextlib import suppress
 from pathlib import Path
 
 from services.observability.log import Log
+from services.process_identity import is_gone, this_process
 from services.protocol.errors import InvalidInput
 
 LEASE_S = 30.0
@@ -42,7 +42,7 @@ class WriterLease:
         path = lease_path(ledger)
         own = path.with_name(f".{path.name}.{self._token}")
         try:
-            own.write_text(json.dumps(_this_process() | {"token": self._token}), encoding="utf-8")
+            own.write_text(json.dumps(this_process() | {"token": self._token}), encoding="utf-8")
             os.utime(own)
             _refuse_second(ledger, now=own.stat().st_mtime)
             own.replace(path)
@@ -67,7 +67,7 @@ def lease_path(ledger: Path) -> Path:
 
 
 def holder_of(ledger: Path) -> dict[str, str]:
-    """Who has the lease, or had it last: by `_this_process`; empty: unknown."""
+    """Who has the lease, or had it last: by `this_process`; empty: unknown."""
     try:
         return dict(json.loads(lease_path(ledger).read_bytes()))
     except (OSError, ValueError):
@@ -87,38 +87,12 @@ def _refuse_second(ledger: Path, *, now: float) -> None:
     except FileExistsError:
         with suppress(FileNotFoundError), path.open("rb") as there:  # NFS asks its server
             age_s, holder = now - os.fstat(there.fileno()).st_mtime, holder_of(ledger)
-            if age_s <= LEASE_S and not _is_gone(holder):
+            if age_s <= LEASE_S and not is_gone(holder):
                 fix = (
                     f"{named(holder)} writes it, and renewed its lease {max(age_s, 0):.0f} s ago. "
                     f"End that run; if its machine is gone, wait {LEASE_S:.0f} s."
                 )
                 raise LedgerHeld("ledger", str(ledger), fix) from None
-
-
-def _this_process() -> dict[str, str]:
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    pid = str(os.getpid())
-    return {
-        "host": socket.gethostname(),
-        "machine": f"{boot}/{os.readlink('/proc/self/ns/pid')}",
-        "pid": pid,
-        "started": _started(pid),
-    }
-
-
-def _is_gone(holder: dict[str, str]) -> bool:
-    """Whether it can be seen here that the process is no more."""
-    here = holder.get("machine") == _this_process()["machine"]
-    return here and holder["started"] != _started(holder["pid"])
-
-
-def _started(pid: str) -> str:
-    """When a process of this machine began, clock ticks since boot; empty: it is gone."""
-    try:
-        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
-    return "" if state in "ZX" else fields[18]
 
 
 def _renew(ledger: Path, token: str, ended: threading.Event) -> None:

@@ -87,12 +87,16 @@ class Unjournaled(Exception):
         super().__init__(name)
 
 
+ENGINE_ERROR = "engine_error"
+"""Reason of `UpstreamBroken` where an engine that is well ended one request with an error."""
+
+
 class UpstreamBroken(Exception):
     """A replica failed this request; another one may continue it.
 
     Attributes:
-        reason: `connection`, `status`, `eof`, `abort`, `error`, `stalled`, `lease_lost`,
-            `interrupted`, `unlabelled` or `malformed`; a tag of the failover counter.
+        reason: `connection`, `status`, `eof`, `abort`, `error`, `engine_error`, `stalled`,
+            `lease_lost`, `interrupted`, `unlabelled` or `malformed`; a tag of the failover counter.
     """
 
     def __init__(self, reason: str, detail: str = "") -> None:

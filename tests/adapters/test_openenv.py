@@ -1,18 +1,18 @@
 """Servers of the package `openenv-core`, started and played as an environment does."""
 
 import asyncio
+import signal
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from environments.openenv import Server, openenv_rollout, started
 from services.protocol.errors import InvalidInput
 from services.protocol.run.task import Task
 from tests.adapters.clerk import Clerk
-
-pytest.importorskip("openenv")
-
-from environments.openenv import Server, openenv_rollout, started
 
 COMMAND = f"{sys.executable} -m tests.adapters.openenv_server {{port}}"
 ACT = {"number": int}
@@ -26,6 +26,7 @@ def task(seed: int = 3) -> Task:
 
 @pytest.fixture
 def servers() -> Any:
+    pytest.importorskip("openenv")
     made = started(COMMAND)
     yield made
     for one in made:
@@ -69,13 +70,33 @@ async def test_a_server_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPat
         await Server("http://127.0.0.1:9").ready()
 
 
+async def test_a_server_that_dies_while_it_is_asked_is_started_again(tmp_path: Path) -> None:
+    (tmp_path / "health").touch()
+    command = f"{sys.executable} -m http.server --bind 127.0.0.1 --directory {tmp_path} {{port}}"
+    (server,) = started(command)
+    try:
+        first = await server.ready()
+        process = server._process
+        process.send_signal(signal.SIGSTOP)
+        again = asyncio.create_task(server.ready())
+        await asyncio.sleep(0)  # it has found the process and waits for its answer
+        process.kill()
+        assert await again != first
+    finally:
+        server.end()
+
+
 async def test_a_command_that_ends_at_once_is_named() -> None:
     (server,) = started(f"{sys.executable} -c pass")
     with pytest.raises(RuntimeError, match="ended: 0"):
         await server.ready()
 
 
-def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "openenv.core.generic_client", None)
-    with pytest.raises(InvalidInput, match="pip install openenv-core"):
-        openenv_rollout(["http://127.0.0.1:9"], ACT)
+@pytest.mark.parametrize("client", [None, object])
+def test_without_the_package_it_says_what_to_install(
+    client: type | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = client and SimpleNamespace(GenericEnvClient=client)
+    monkeypatch.setitem(sys.modules, "openenv.core.generic_client", found)
+    with pytest.raises(InvalidInput, match=r"play --port.*pip install 'openenv-core>=0.2.2'"):
+        openenv_rollout(started("play --port {port}"), ACT)

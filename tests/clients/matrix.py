@@ -26,6 +26,7 @@ from benchmarks.deployment import deployed
 from benchmarks.report import markdown, with_table
 from millrace_tools.capacity.machine import free_port
 from millrace_tools.demo.demo import DemoOptions
+from tests.clients.python_environment import do, python_with, version_of
 
 HERE = Path(__file__).parent
 PROGRAMS = HERE / "programs"
@@ -39,7 +40,7 @@ MODEL = HERE.parents[1] / "models" / "outside_agent-seed0"
 SERVED = "clerk"
 """The model of examples/outside_agent, which calls tools."""
 KEY = "a-key-of-the-client-matrix"
-INSTALL_S, PROGRAM_S, IDLE_S = 1200.0, 900.0, 60.0
+PROGRAM_S, IDLE_S = 900.0, 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,14 +85,10 @@ def install(client: Client, folder: Path) -> list[str]:
     """Install a client into `folder` unless it is there; returns the command of its program."""
     program = PROGRAMS / client.program
     if client.is_python:
-        python = folder / "bin" / "python"
-        if not python.exists():
-            _do("uv", "venv", "--quiet", "--python", sys.executable, str(folder))
-            _do("uv", "pip", "install", "--quiet", "--python", str(python), *client.packages)
-        return [str(python), str(program)]
+        return [str(python_with(client.packages, folder)), str(program)]
     if not (folder / "node_modules").exists():
         folder.mkdir(parents=True, exist_ok=True)
-        _do("npm", "install", "--silent", "--prefix", str(folder), *client.packages)
+        do("npm", "install", "--silent", "--prefix", str(folder), *client.packages)
     # Node looks for packages beside the program.
     for one in PROGRAMS.glob("*.mjs"):
         (folder / one.name).write_text(one.read_text())
@@ -100,11 +97,9 @@ def install(client: Client, folder: Path) -> list[str]:
 
 def version(client: Client, folder: Path) -> str:
     """Of the client's first package."""
-    name = client.packages[0].split("[")[0].split("==")[0]
     if client.is_python:
-        asked = f"import importlib.metadata as m; print(m.version({name!r}))"
-        return _do(str(folder / "bin" / "python"), "-c", asked).strip()
-    package = folder / "node_modules" / name / "package.json"
+        return version_of(client.packages[0], folder / "bin" / "python")
+    package = folder / "node_modules" / client.packages[0] / "package.json"
     return str(json.loads(package.read_text())["version"])
 
 
@@ -176,13 +171,6 @@ def _cell(found: Mapping[str, str | None], check: str) -> str:
     return "fails" if found[check] else "yes"
 
 
-def _do(*command: str) -> str:
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    return subprocess.run(
-        command, env=environment, timeout=INSTALL_S, check=True, capture_output=True, text=True
-    ).stdout
-
-
 def main() -> int:
     """Install, deploy, run all, and say what failed."""
     parser = argparse.ArgumentParser(description="Run clients against a cluster.")
@@ -211,7 +199,7 @@ def run_all(names: list[str], folder: Path) -> dict[str, dict[str, Any]]:
     commands = {name: install(CLIENTS[name], folders[name]) for name in names}
     rows: dict[str, dict[str, Any]] = {}
     options = DemoOptions(seed=0, port=free_port(), steps=None)
-    _do(sys.executable, "-m", "examples.outside_agent.make_model")
+    do(sys.executable, "-m", "examples.outside_agent.make_model")
     keys = folder / "keys.yaml"
     keys.write_text(f"- {{name: matrix, key: {KEY}}}\n")
     os.environ["MILLRACE_API_KEY"] = os.environ["MILLRACE_ROUTER_KEY"] = KEY

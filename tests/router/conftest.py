@@ -30,8 +30,13 @@ from services.router.http_app import build_http
 
 Body = dict[str, Any]
 
+ENGINE_ERROR: Body = {
+    "error": {"message": "Internal server error", "type": "InternalServerError", "code": 500}
+}
+"""Of vLLM, when its engine ends one request with an error."""
 ODD_ANSWERS: Body = {
     "error_event": {"error": {"message": "engine died", "code": 500}},
+    "engine_error": ENGINE_ERROR,
     "refusal_event": {"error": {"message": "no such thing", "code": 422}},
     "error_in_words": {"error": "engine died"},
     "no_object": ["what?"],
@@ -287,6 +292,11 @@ class Replica:
             await _send(response, {"choices": [voice.chunk(1) | {"finish_reason": "abort"}]})
         if fault.kind == "error_event":
             await _send(response, {"error": {"message": "engine died", "code": 500}})
+        if fault.kind == "engine_error":
+            if isinstance(response, _Whole):
+                text = json.dumps(ENGINE_ERROR)
+                raise web.HTTPInternalServerError(text=text, content_type="application/json")
+            await _send(response, ENGINE_ERROR)
         if fault.kind in ("unlabelled", "bad_label"):
             chunk = voice.chunk(1)
             bad = [{"version": "default", "start": 0, "end": voice.made}]

@@ -111,7 +111,11 @@ async def test_two_deaths_and_several_tokens_a_chunk_change_nothing(cluster, fau
 
 
 @pytest.mark.parametrize(
-    "kind", ["drop", "eof", "stall", "abort", "error_event", "unlabelled", "bad_label", "status"]
+    "kind",
+    [
+        *("drop", "eof", "stall", "abort", "error_event", "engine_error"),
+        *("unlabelled", "bad_label", "status"),
+    ],
 )
 async def test_every_kind_of_break_is_survived(cluster, fault, kind):
     await cluster.start(between_tokens_s=0.3, first_token_s=0.3)
@@ -120,6 +124,34 @@ async def test_every_kind_of_break_is_survived(cluster, fault, kind):
         cluster.faults.append(fault(kind, after))
         assert await _whole(cluster) == expected
         assert not cluster.faults
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("max_tokens", [9, 400], ids=["whole", "stream"])
+async def test_a_request_that_engines_end_with_an_error_is_tried_twice(
+    cluster, fault, replicas, max_tokens
+):
+    """As one whose grammar cannot be compiled: the fault is the request's, and no replica's."""
+    await cluster.start(replicas=replicas, eject_after=1, eject_s=600)
+    for replica in cluster.replicas:
+        replica.always = fault("engine_error")
+    body = {"model": "test-model", "messages": ASK, "max_tokens": max_tokens}
+    got = await cluster.http.post(f"{cluster.url}/v1/chat/completions", json=body)
+    assert got.status_code == 500
+    assert got.json()["error"]["type"] == "engine_error"
+    assert "Internal server error" in got.json()["error"]["message"]
+    assert sum(len(replica.bodies) for replica in cluster.replicas) == 2
+    for replica in cluster.replicas:
+        replica.always = None
+    await _whole(cluster)
+
+
+async def test_errors_of_engines_after_new_tokens_are_no_row(cluster, fault):
+    await cluster.start()
+    expected = await _whole(cluster)
+    cluster.faults.extend(fault("engine_error", 2) for _ in range(3))
+    assert await _whole(cluster) == expected
+    assert not cluster.faults
 
 
 async def test_the_trajectory_shows_one_more_span_and_a_group_continues_choice_by_choice(

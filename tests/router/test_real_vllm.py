@@ -404,3 +404,23 @@ async def _labelled(url, version):
             (await http.post(f"{url}/update_weight_version", json=body)).raise_for_status()
             if label == version:
                 yield
+
+
+@pytest.mark.parametrize("max_tokens", [4, 400], ids=["whole", "stream"])
+async def test_a_grammar_that_the_engine_cannot_compile_is_tried_twice(
+    router, vllm_url, max_tokens
+):
+    grammar = {"grammar": "root ::= Token(99999)"}  # it can be parsed, and no token has that id
+    body = {
+        "model": MODEL,
+        "messages": ASK,
+        "max_tokens": max_tokens,
+        "structured_outputs": grammar,
+    }
+    theirs, ours = [
+        await router.http.post(f"{url}/v1/chat/completions", json=body, timeout=DEADLINE_S)
+        for url in (vllm_url, router.url)
+    ]
+    assert (theirs.status_code, ours.status_code) == (500, 500), (theirs.text, ours.text)
+    assert ours.json()["error"]["type"] == "engine_error"
+    assert ours.json()["error"]["message"].startswith("2 attempts ended")

@@ -9,7 +9,7 @@ from services.observability.metrics import RouterMetrics
 from services.protocol.router import MIN_VERSION_HEADER, RouterLoad
 from services.protocol.weights.weight_bus import Member
 from services.router.config import RouterConfig
-from services.router.errors import RequestFailed, UpstreamBroken
+from services.router.errors import ENGINE_ERROR, RequestFailed, UpstreamBroken
 from services.router.placement.choice import Choice, ReplicaChooser
 from services.router.placement.interruptions import INTERRUPTED, Interruptions
 from services.router.placement.membership import Membership, TableSource
@@ -17,9 +17,10 @@ from services.router.placement.reservation import Reservation, ReservationReques
 from services.router.placement.reservation_queue import ReservationQueue
 
 _LOG = Log("router")
-_NO_FAULT = ("lease_lost", "abort", INTERRUPTED)
+_NO_FAULT = ("lease_lost", "abort", ENGINE_ERROR, INTERRUPTED)
 """Ends of a request that say nothing of the replica's health: a lease ends, and a weight update
-aborts, for the weight bus's reasons; others are interrupted on purpose."""
+aborts, for the weight bus's reasons; an engine's error is of the request, as of its grammar; others
+are interrupted on purpose."""
 
 
 class Reservations:

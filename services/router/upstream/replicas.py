@@ -9,7 +9,7 @@ from typing import Any
 from services.observability.log import Log
 from services.observability.metrics import RouterMetrics
 from services.router.config import RouterConfig
-from services.router.errors import RequestFailed, UpstreamBroken
+from services.router.errors import ENGINE_ERROR, RequestFailed, UpstreamBroken
 from services.router.placement.interruptions import INTERRUPTED
 from services.router.placement.probes import Probes
 from services.router.placement.reservation import Reservation, ReservationRequest
@@ -22,6 +22,8 @@ from services.side_by_side import running
 _LOG = Log("router")
 _LONGEST_PAUSE_S = 10.0
 _MOST_DOUBLINGS = 30
+_ENGINE_ERRORS = 2
+"""Attempts that an engine may end with an error: a fault of one replica, or of the request."""
 
 
 @dataclass(kw_only=True)
@@ -101,7 +103,7 @@ class Attempts:
         self, config: RouterConfig, reservations: Reservations, needs: Needs = NO_NEEDS
     ) -> None:
         self._config, self._reservations, self._needs = config, reservations, needs
-        self._broken = 0
+        self._broken = self._engine_errors = 0
         self._avoid: str | None = None
 
     async def reserve(self, model: str | None, *, session: str | None, weight: int) -> Reservation:
@@ -136,7 +138,7 @@ class Attempts:
             RequestFailed: it was the last allowed attempt.
         """
         if progressed:
-            self._broken = 0
+            self._broken = self._engine_errors = 0
         if broken.reason == INTERRUPTED:
             RouterMetrics.interruptions.inc()
             return
@@ -144,6 +146,10 @@ class Attempts:
         _LOG.warning("request_broken", replica=reservation.replica_id, reason=str(broken))
         self._broken += 1
         self._avoid = reservation.replica_id
+        self._engine_errors += broken.reason == ENGINE_ERROR
+        if self._engine_errors >= _ENGINE_ERRORS:
+            message = f"{self._engine_errors} attempts ended with an error of the engine: {broken}"
+            raise RequestFailed(500, ENGINE_ERROR, message)
         if self._broken > self._config.max_retries:
             message = f"given up after {self._broken} attempts; the last one: {broken}"
             raise RequestFailed(503, "upstream_failed", message, retry_after_s=1)

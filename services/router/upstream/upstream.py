@@ -17,7 +17,7 @@ from services.http.event_stream import END, EventStream, EventTooLong, StallTime
 from services.http.json_body import json_bytes
 from services.protocol.rollout_server import RENDER_AND_GENERATE, GenerationOrder
 from services.router.config import RouterConfig
-from services.router.errors import RequestFailed, UpstreamBroken
+from services.router.errors import ENGINE_ERROR, RequestFailed, UpstreamBroken
 from services.router.placement.reservation import Reservation
 from services.router.request.trace_context import TRACE
 
@@ -26,6 +26,9 @@ _EVENTS = "text/event-stream"
 _GENERATE = "/inference/v1/generate"
 _JSON = {"content-type": "application/json"}
 _RETRIED_CLIENT_ERRORS = (408, 429)
+_ENGINE_ERROR = "Internal server error"
+"""vLLM's message where an engine ended a request with finish reason `error`, as for a grammar that
+it cannot compile. Of an engine that died it says something else."""
 # uvicorn closes idle connections after 5 s; reusing one at that moment looks like a death.
 _KEEPALIVE_S = 3.0
 _UNANSWERED = 3
@@ -199,7 +202,8 @@ class Upstream:
             raise UpstreamBroken("connection", repr(error)) from None
         if _is_refusal(response.status):
             raise RequestFailed.passed_on(response.status, raw)
-        raise UpstreamBroken("status", f"{response.status} {raw[:300].decode(errors='replace')}")
+        reason = ENGINE_ERROR if f'"{_ENGINE_ERROR}"'.encode() in raw else "status"
+        raise UpstreamBroken(reason, f"{response.status} {raw[:300].decode(errors='replace')}")
 
 
 async def _decoded(response: aiohttp.ClientResponse, path: str) -> Any:
@@ -231,7 +235,8 @@ def checked_answer(answer: Any) -> dict[str, Any]:
     code = detail.get("code")
     if isinstance(code, int) and _is_refusal(code):
         raise RequestFailed.passed_on(code, json_bytes(answer))
-    raise UpstreamBroken("error", str(detail.get("message", error))[:300])
+    message = str(detail.get("message", error))[:300]
+    raise UpstreamBroken(ENGINE_ERROR if message == _ENGINE_ERROR else "error", message)
 
 
 def _is_refusal(status: int) -> bool:
