@@ -28,6 +28,7 @@ from services.transport.shared_memory import Mappings, SharedBuffer
 from services.transport.version_bytes import VersionBytes, block_bytes
 from services.weight_bus.bus import Bus
 from services.weight_bus.config import WeightBusConfig
+from services.weight_bus.node_relays import NO_RELAYS, RelayStarter
 from services.weight_bus.relay import relay as relay_module
 from services.weight_bus.rendezvous import Rendezvous
 from tests.chaos.calls import BusOverSocket, serve
@@ -75,9 +76,14 @@ def run_bus(machine: Machine, path: str, config: WeightBusConfig) -> None:
 
 async def _bus(machine: Machine, path: str, config: WeightBusConfig) -> None:
     store = Rendezvous(machine.address, timeout_s=config.link_timeout_s)
-    bus = Bus(config, store=store.address)
+    relays = RelayStarter(start=_there, stop=_there) if config.relays else NO_RELAYS
+    bus = Bus(config, store=store.address, relays=relays)
     bus.start()
     await serve(bus, path)
+
+
+async def _there(node_id: str) -> None:
+    """The world starts and ends the relays itself."""
 
 
 class Rank:

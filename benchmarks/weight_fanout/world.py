@@ -101,6 +101,7 @@ class World:
             config = WeightBusConfig(
                 link_timeout_s=LINK_TIMEOUT_S,
                 stage_timeout_s=_PUSHED_S,
+                relays=self.shape.relays,
                 transport="gloo",
                 interfaces=self.machines[TRAINER].interfaces if cables > 1 else (),
             )

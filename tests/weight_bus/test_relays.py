@@ -276,3 +276,26 @@ async def test_a_relay_on_a_node_without_replicas_ends(world: World) -> None:
     world.clock.now += world.config.forget_after_s + 1
     await world.bus.expire()
     assert await starts.next() == "stop n1"
+
+
+async def test_after_a_restart_of_the_bus_a_replica_that_serves_waits_for_its_relay(
+    world: World,
+) -> None:
+    await started(world)
+    await world.register_trainer()
+    replica = await world.replica("r1", 0, memory_domain="n1", node_id="n1")
+    await world.bus.publish(manifest(1))
+    await world.bus.expire()
+    node = await relay(world, "n1")
+    await node.vote(await node.receive(StageWeights))
+    staged = await replica.receive(StageWeights)
+    assert (staged.place, staged.links) == (PLACE, ())
+
+
+async def test_a_replica_whose_relay_does_not_come_back_receives_by_itself(world: World) -> None:
+    await started(world)
+    await world.register_trainer()
+    replica = await world.replica("r1", 0, memory_domain="n1", node_id="n1")
+    await world.bus.publish(manifest(1))
+    world.clock.now += world.config.heartbeat_timeout_s
+    assert len((await replica.receive(StageWeights)).links) == 2

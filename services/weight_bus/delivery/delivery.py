@@ -113,8 +113,21 @@ class Delivery:
         if newest is None:
             return None
         if relay is None:
-            return newest if self._senders(newest[0]) is not None else None
+            cannot = self._awaits_relay or self._senders(newest[0]) is None
+            return None if cannot else newest
         return (relay.held, relay.published_at) if relay.held is not None else None
+
+    @property
+    def _awaits_relay(self) -> bool:
+        """Whether the relay of its node may be about to register with a bus that has just begun.
+
+        By itself the replica would hold a version beside the relay's. It serves one meanwhile.
+        """
+        replica, wait_s = self._replica, self._context.config.heartbeat_timeout_s
+        if replica is None or replica.committed_version is None:
+            return False
+        known_s = self._context.clock() - replica.registered_at
+        return self._context.relays.expected and known_s < wait_s
 
     def _is_due(self) -> bool:
         replica, offer = self._replica, self._offer()

@@ -53,9 +53,16 @@ class Relay:
 
 
 class Relays:
-    """All relays in the order of their registration, which is that of the chain."""
+    """All relays in the order of their registration, which is that of the chain.
 
-    def __init__(self, *, heartbeat_timeout_s: float, clock: Callable[[], float]) -> None:
+    Attributes:
+        expected: every node with replicas is to have one.
+    """
+
+    def __init__(
+        self, *, expected: bool, heartbeat_timeout_s: float, clock: Callable[[], float]
+    ) -> None:
+        self.expected = expected
         self._heartbeat_timeout_s, self._clock = heartbeat_timeout_s, clock
         self._relays: dict[str, Relay] = {}
 
