@@ -21,6 +21,7 @@ _LONGEST = 1 << 20
 _PROMPT, _TASK = "{prompt}", "{task}"
 _TASK_FILE, _RESULT_FILE = "task.json", "result.json"
 _GRACE_S = 5.0
+_ABANDONED = "agent-run was ended"
 
 
 class Episode:
@@ -83,6 +84,8 @@ class Episode:
             timeout_s: after which it is ended.
             abandoned: a descriptor that can be read once all programs are to be ended.
         """
+        if _is_readable(abandoned):
+            return _failure(_ABANDONED)
         with (
             (self._folder / "stdout").open("wb") as out,
             (self._folder / "stderr").open("wb") as err,
@@ -108,7 +111,7 @@ class Episode:
             if self._containers is not None:  # its client has ended, which may be all
                 err.write(self._containers.remove(self._container).encode())
         late = f"not ended after {timeout_s:g} s"
-        return _failure(why or ("agent-run was ended" if _is_readable(abandoned) else late))
+        return _failure(why or (_ABANDONED if _is_readable(abandoned) else late))
 
     def _ending(self) -> dict[str, Any]:
         try:
@@ -116,7 +119,7 @@ class Episode:
             ending = SessionEnding.from_data(json.loads(content), source=_RESULT_FILE)
         except FileNotFoundError:
             return {}  # the grader of the task looks at the last answer
-        except (OSError, ValueError, InvalidInput) as error:
+        except (OSError, ValueError, RecursionError, InvalidInput) as error:
             return _failure(f"{_RESULT_FILE} cannot be used: {error}")
         return ending.model_dump(exclude_none=True)
 

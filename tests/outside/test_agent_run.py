@@ -100,12 +100,17 @@ async def test_a_plain_program_plays_an_episode_and_its_result_trains(cluster, t
             "import os; open(os.environ['MILLRACE_RESULT'], 'w').write('{\"reward\": NaN}')",
             "cannot be used",
         ),
+        (
+            "import os; open(os.environ['MILLRACE_RESULT'], 'w').write('[' * 100000)",
+            "cannot be used",
+        ),
     ],
-    ids=["fails", "hangs", "garbles", "no number"],
+    ids=["fails", "hangs", "garbles", "no number", "nests"],
 )
 async def test_a_program_that_fails_is_named_and_never_a_reward(cluster, tmp_path, code, why):
     _, failed, (status, written) = await played(
-        cluster, tmp_path / "logs", sys.executable, "-c", code, timeout="2"
+        *(cluster, tmp_path / "logs", sys.executable, "-c", code),
+        timeout="2" if "not ended" in why else "600",
     )
     assert failed.reason == "agent_failed"
     assert why in str(failed)
@@ -125,10 +130,10 @@ async def test_programs_that_it_ends_are_failures(cluster, tmp_path, signals):
         command = await start(cluster, tmp_path / "logs", sys.executable, str(program), "{prompt}")
         sampling = asyncio.create_task(rollouts.sample(request(n=1), lambda *_: None))
         await until_called(cluster)
-        for number in signals:
+        for number in signals[:-1]:
             command.send_signal(number)
-            if number != signals[-1]:
-                assert b"waiting" in await command.stdout.readline()
+            assert b"waiting for the programs" in await command.stdout.readline()
+        command.send_signal(signals[-1])
         status, written = await end_of(command)
         with pytest.raises(RolloutFailed, match="agent-run was ended"):
             await sampling
