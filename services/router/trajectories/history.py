@@ -1,0 +1,178 @@
+"""The messages of a call, as digests: whether it goes on from an earlier answer.
+
+Clients pass an answer back in more than one way: some leave its thoughts out, some write them into
+its text, some write the arguments of a tool call anew. What is compared here does not change by
+that.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_END_OF_THOUGHTS = "</think>"
+_SETTINGS = (
+    "model",
+    "tools",
+    "chat_template",
+    "chat_template_kwargs",
+    "reasoning_effort",
+    "documents",
+)
+"""Fields of a chat, besides its messages, that a template may write into a prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryMark:
+    """The messages of one call: how many, their digest, and that of what else shapes a prompt."""
+
+    length: int
+    digest: bytes
+    settings: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerMark:
+    """An answer as its client may pass it back: digests of what it says, and of its thoughts."""
+
+    said: bytes
+    thoughts: bytes | None
+
+    @classmethod
+    def of(cls, message: Mapping[str, Any]) -> "AnswerMark":
+        """Of the message that the client was shown."""
+        thoughts = _thoughts(message)
+        said = _digest(_said({**message, "role": "assistant"}))
+        return cls(said, _digest(thoughts) if thoughts else None)
+
+    def is_passed_back_as(self, message: Any) -> bool:
+        """Whether the message is this answer; its thoughts may be left out of it."""
+        if not isinstance(message, dict) or _digest(_said(message)) != self.said:
+            return False
+        thoughts = _thoughts(message)
+        return not thoughts or _digest(thoughts) == self.thoughts
+
+
+class History:
+    """The messages of a call as digests; empty for a completion, whose prompt has none.
+
+    Token ids alone decide what a trajectory is. This tells why the ids of a conversation that goes
+    on do not go on, and what a new prompt may begin with.
+
+    Attributes:
+        messages: as the client sent them.
+        settings: digest of what else shapes the prompt.
+    """
+
+    def __init__(self, messages: Sequence[Any], settings: bytes = b"") -> None:
+        self.messages, self.settings = messages, settings
+        running = hashlib.blake2b(digest_size=16)
+        self._digests = [running.digest()]
+        for message in messages:
+            running.update(repr(_said(message)).encode(errors="replace"))
+            self._digests.append(running.digest())
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any]) -> "History":
+        """The messages in a request's body, and its settings."""
+        messages = body.get("messages")
+        given = {name: body[name] for name in _SETTINGS if body.get(name)}
+        settings = _digest([given, body.get("tool_choice") == "none"])
+        return cls(messages if isinstance(messages, list) else [], settings)
+
+    @property
+    def mark(self) -> HistoryMark:
+        """What is kept of it."""
+        return HistoryMark(len(self.messages), self._digests[-1], self.settings)
+
+    def repeats(self, mark: HistoryMark, answer: AnswerMark | None) -> bool:
+        """Whether it is `mark`, then `answer` as the client was shown it, then perhaps more."""
+        at = mark.length
+        if answer is None or not self._begins_with(mark):
+            return False
+        return answer.is_passed_back_as(self.messages[at])
+
+    def goes_on_from(self, mark: HistoryMark, answer: str) -> bool:
+        """Whether it is `mark`, then what the text `answer` says, then perhaps more.
+
+        Unlike `repeats`, it takes an answer for the same if a client left out a part of it, or
+        changed its thoughts.
+        """
+        if not self._begins_with(mark):
+            return False
+        message, answer = self.messages[mark.length], answer.strip()
+        calls, text = _calls(message), _text(message).strip()
+        if _role(message) != "assistant" or not all(str(name) in answer for name, _ in calls):
+            return False
+        if text == answer or (calls and not text):
+            return True
+        # Thoughts are left out before the text, tool calls after it.
+        text = _spoken(text) or text
+        return bool(text) and (answer.endswith(text) or answer.startswith(text))
+
+    def _begins_with(self, mark: HistoryMark) -> bool:
+        at = mark.length
+        return 0 < at < len(self.messages) and self._digests[at] == mark.digest
+
+
+def _digest(value: Any) -> bytes:
+    return hashlib.blake2b(repr(value).encode(errors="replace"), digest_size=16).digest()
+
+
+def _said(message: Any) -> tuple[Any, ...]:
+    """What a message says, without thoughts, and without what frameworks add to it or change."""
+    if not isinstance(message, dict):
+        return "", repr(message)
+    role, text = _role(message), _text(message)
+    if role == "assistant":
+        text = _spoken(text)
+    content = message.get("content")
+    parts = content if isinstance(content, list) else []
+    others = [one for one in parts if not isinstance(_text_of(one), str)]
+    names = message.get("name"), message.get("tool_call_id")
+    return role, text, others, _calls(message), names
+
+
+def _thoughts(message: Mapping[str, Any]) -> str:
+    """In a field of their own, or in the text."""
+    for name in ("reasoning", "reasoning_content"):
+        if isinstance(given := message.get(name), str) and given.strip():
+            return given.strip()
+    before = _text(message).rpartition(_END_OF_THOUGHTS)[0]
+    return before.strip().removeprefix("<think>").strip()
+
+
+def _spoken(text: str) -> str:
+    """What follows the thoughts."""
+    return text.rpartition(_END_OF_THOUGHTS)[2].strip()
+
+
+def _role(message: Any) -> str:
+    return str(message.get("role")) if isinstance(message, dict) else ""
+
+
+def _text(message: Any) -> str:
+    content = message.get("content") if isinstance(message, dict) else repr(message)
+    if isinstance(content, list):
+        return "".join(text for one in content if isinstance(text := _text_of(one), str))
+    return str(content or "")
+
+
+def _text_of(part: Any) -> Any:
+    return part.get("text") if isinstance(part, dict) else part
+
+
+def _calls(message: Any) -> list[tuple[Any, str]]:
+    """Name and arguments of each called tool; arguments that are JSON in one way of writing it."""
+    calls = message.get("tool_calls") if isinstance(message, dict) else None
+    found = [one.get("function") for one in calls or () if isinstance(one, dict)]
+    return [(one.get("name"), _written(one.get("arguments"))) for one in found if one]
+
+
+def _written(arguments: Any) -> str:
+    try:
+        value = json.loads(arguments) if isinstance(arguments, str) else arguments
+    except (ValueError, RecursionError):
+        return str(arguments)
+    return json.dumps(value or {}, sort_keys=True)
