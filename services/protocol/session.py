@@ -44,7 +44,8 @@ Or the recorded tokens could not be continued (`session_prompts: recorded`):
 
 - `edited`: the client passed the answer back with another text, other tool calls or thoughts, or
   the answer had more tool calls than the client was shown;
-- `settings`: the model, the tools, or the arguments of the template are other ones;
+- `settings`: the model, the tools, or the arguments of the template are other ones, or the prompt
+  is to be truncated;
 - `end_of_turn`: the answer does not end with the token with which the template ends it: it was cut
   at its length or by a stop string, or the template replaces the token;
 - `not_separable`: what the template writes after the answer cannot be found in its prompt;

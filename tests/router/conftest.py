@@ -147,9 +147,10 @@ class Replica:
         prepared = {"request_id": order["request_id"], "stream": stream, "sampling_params": params}
         # As vLLM does: a field equal to the engine's default is left out.
         shown = {name: params[name] for name in params if (name, params[name]) != _DEFAULT}
-        told = {"request": rendered | prepared | {"sampling_params": shown}}
+        told: Body = {"request": rendered | prepared | {"sampling_params": shown}}
         told |= {"chat": chat} if chat else {}
-        told |= {"cut": self.cut} if order["start"] and self.cut else {}
+        if order["start"] and self.cut:
+            told["cut"] = self.cut
         return await self._generate(request, rendered | prepared, told)
 
     def _begun(self, start: Body, body: Body) -> Body:

@@ -218,6 +218,44 @@ async def test_a_session_is_token_exact_also_where_a_text_has_other_tokens_than_
     assert sum(sum(t["loss_mask"]) for t in done["trajectories"]) == sampled
 
 
+@pytest.mark.parametrize(
+    ("prompts", "later"), [("template", "retokenized"), ("recorded", "extended")]
+)
+async def test_prompts_of_recorded_tokens_make_one_trajectory_of_texts_with_other_tokens(
+    cluster, vllm_url, prompts, later
+):
+    """An untrained model is made to spell "re", for which its tokenizer has a token of its own."""
+    await cluster.start(replicas=0, session_prompts=prompts)
+    await cluster.bus.put(_member("whole", vllm_url))
+    http, url = cluster.http, f"{cluster.url}/v1/sessions"
+    session = (await http.post(url)).json()["id"]
+    r, e, end = 84, 71, 2
+    messages, known = list(ASK), []
+    for seed in (1, 2, 3):
+        answer = await cluster.client.chat.completions.create(
+            model=MODEL,
+            messages=messages,
+            seed=seed,
+            max_tokens=80,
+            logit_bias={str(r): 100, str(e): 100, str(end): 100},
+            extra_headers={"x-session-id": session},
+            extra_body={"return_trajectory": True, "min_tokens": 16},
+        )
+        (choice,) = answer.choices
+        assert (choice.finish_reason, set(choice.message.content)) == ("stop", {"r", "e"})
+        part = choice.model_extra["trajectory"]
+        known.append(part["prompt_token_ids"] + part["token_ids"])
+        messages += [choice.message.model_dump(), {"role": "user", "content": "7?"}]
+    done = (await http.get(f"{url}/{session}")).json()
+    assert done["calls"] == {"first": 1, later: 2}
+    assert done["cuts"] == ({"template": 2} if prompts == "template" else {})
+    last = done["trajectories"][-1]
+    assert last["prompt_token_ids"] + last["response_token_ids"] == known[-1]
+    if prompts == "recorded":
+        assert known[0] == known[2][: len(known[0])]
+        assert known[1] == known[2][: len(known[1])]
+
+
 @contextlib.asynccontextmanager
 async def _breaking(url):
     """An address in front of vLLM; it drops the next stream after `state["limit"]` chunks, or

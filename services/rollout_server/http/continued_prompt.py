@@ -42,6 +42,8 @@ async def continued_prompt(
     messages, length = body["messages"], start.messages
     if has_non_text_content(messages):
         return "media"
+    if body.get("truncate_prompt_tokens") is not None:
+        return "settings"
     mark = secrets.token_hex(_MARK_BYTES)
     answer = _marked(messages[length - 1], mark)
     replaced = [*messages[: length - 1], answer, *messages[length:]]

@@ -166,8 +166,14 @@ def _text_of(part: Any) -> Any:
 def _calls(message: Any) -> list[tuple[Any, str]]:
     """Name and arguments of each called tool; arguments that are JSON in one way of writing it."""
     calls = message.get("tool_calls") if isinstance(message, dict) else None
-    found = [one.get("function") for one in calls or () if isinstance(one, dict)]
-    return [(one.get("name"), _written(one.get("arguments"))) for one in found if one]
+    return [_call(one) for one in calls] if isinstance(calls, list) else []
+
+
+def _call(call: Any) -> tuple[Any, str]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        return None, repr(call)  # no call that a model could have made
+    return function.get("name"), _written(function.get("arguments"))
 
 
 def _written(arguments: Any) -> str:

@@ -1,0 +1,142 @@
+"""In which ways a client may pass an answer back, and which of them are the same answer."""
+
+import pytest
+
+from services.router.trajectories.history import AnswerMark, History
+from services.router.trajectories.trajectory_tree import (
+    RecordedCall,
+    RecordedChoice,
+    TrajectoryTree,
+)
+
+USER = {"role": "user", "content": "add 1 and 2"}
+CALL = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
+SHOWN = {"content": None, "reasoning": "two numbers\n", "tool_calls": [CALL]}
+RESULT = {"role": "tool", "tool_call_id": "1", "content": "3"}
+
+
+def _passed(**changes):
+    return {"role": "assistant", "content": "", "tool_calls": [CALL]} | changes
+
+
+def _called(**function):
+    return [{**CALL, "function": {**CALL["function"], **function}}]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        _passed(),
+        _passed(content=None, reasoning="two numbers"),
+        _passed(content=[{"type": "text", "text": ""}], reasoning_content="two numbers"),
+        _passed(content="<think>\ntwo numbers\n</think>\n\n"),
+        _passed(tool_calls=_called(arguments='{"b":2,"a":1}'), refusal=None, audio=None),
+        _passed(tool_calls=[{"function": {"name": "add", "arguments": {"a": 1, "b": 2}}}]),
+    ],
+)
+def test_an_answer_is_known_with_its_thoughts_without_them_and_written_anew(message):
+    assert AnswerMark.of(SHOWN).is_passed_back_as(message)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        USER,
+        "text",
+        _passed(tool_calls=[]),
+        _passed(tool_calls=[CALL, CALL]),
+        _passed(tool_calls=_called(name="multiply")),
+        _passed(tool_calls=_called(arguments='{"a": 1}')),
+        _passed(tool_calls=_called(arguments="not JSON")),
+        _passed(content="It is 3."),
+        _passed(content=[{"type": "image_url", "image_url": {"url": "data:,"}}]),
+        _passed(reasoning="three numbers"),
+        _passed(content="<think>three numbers</think>"),
+    ],
+)
+def test_another_text_other_calls_and_other_thoughts_are_another_answer(message):
+    assert not AnswerMark.of(SHOWN).is_passed_back_as(message)
+
+
+@pytest.mark.parametrize("calls", [7, "x", {"a": 1}, [None], [{"function": [1]}], [{}, CALL]])
+def test_what_is_no_tool_call_is_no_answer_and_no_error(calls):
+    odd = _passed(tool_calls=calls)
+    assert not AnswerMark.of(SHOWN).is_passed_back_as(odd)
+    history = History.of({"messages": [USER, odd, None, [1], {"role": 3, "content": [4, {}]}]})
+    assert not history.goes_on_from(History([USER]).mark, "another text")
+
+
+def test_thoughts_in_the_text_may_be_left_out_as_well():
+    mark = AnswerMark.of({"content": "two numbers</think>\n\nIt is 3."})
+    for content in (
+        "two numbers</think>It is 3.",
+        "It is 3.",
+        "<think>two numbers</think>It is 3.",
+    ):
+        assert mark.is_passed_back_as({"role": "assistant", "content": content}), content
+    assert not mark.is_passed_back_as({"role": "assistant", "content": "</think>It is 4."})
+
+
+def _recorded(tree, prompt, answer, messages, shown, **settings):
+    choice = RecordedChoice(
+        token_ids=answer,
+        logprobs=[-1.0] * len(answer),
+        spans=[(1, 0, len(answer), "a")],
+        finish_reason="stop",
+        text="two numbers</think>add(1, 2)",
+        message=shown,
+    )
+    history = History.of({"messages": messages, **settings})
+    tree.record(RecordedCall(prompt_token_ids=prompt, choices=[choice], history=history))
+
+
+def test_a_call_goes_on_from_the_longest_conversation_that_it_repeats():
+    tree = TrajectoryTree()
+    first, second = [USER], [USER, _passed(), RESULT]
+    _recorded(tree, [1], [10, 11], first, SHOWN)
+    _recorded(tree, [1, 10, 11, 2], [12], second, {"content": "It is 3."})
+    answer = {"role": "assistant", "content": "It is 3."}
+    for messages, tokens, known in [
+        ([*second, answer, USER], [1, 10, 11, 2, 12], 4),
+        ([*second, {**answer, "content": "It is 4."}, USER], [1, 10, 11], 2),
+        ([*first, _passed(reasoning="two numbers"), RESULT], [1, 10, 11], 2),
+    ]:
+        start = tree.start(History.of({"messages": messages}))
+        assert (start.token_ids, start.messages) == (tokens, known)
+    assert tree.start(History.of({"messages": [*first, answer, USER]})) is None
+    assert tree.start(History.of({"messages": first})) is None
+    changed = [USER, _passed(), {**RESULT, "content": "4"}, answer]
+    assert tree.start(History.of({"messages": changed})).messages == 2
+
+
+def test_of_several_answers_the_one_that_is_passed_back_goes_on():
+    tree = TrajectoryTree()
+    for number, text in enumerate(("It is 3.", "It is 4.", "It is 3.")):
+        _recorded(tree, [1], [10 + number], [USER], {"content": text})
+    for text, token in [("It is 4.", 11), ("It is 3.", 12)]:
+        messages = [USER, {"role": "assistant", "content": text}, USER]
+        assert tree.start(History.of({"messages": messages})).token_ids == [1, token]
+
+
+@pytest.mark.parametrize(
+    ("later", "reason"),
+    [
+        ({"tools": [CALL]}, "settings"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "settings"),
+        ({"tool_choice": "none"}, "settings"),
+        ({"tool_choice": "required", "temperature": 0.5, "max_tokens": 7}, None),
+        ({"messages": [USER, _passed(reasoning="three"), RESULT]}, "edited"),
+        ({"messages": [USER, _passed(tool_calls=_called(arguments="{}")), RESULT]}, "edited"),
+    ],
+)
+def test_why_a_call_does_not_go_on_is_named(later, reason):
+    tree = TrajectoryTree()
+    _recorded(tree, [1], [10, 11], [USER], SHOWN, tool_choice="auto")
+    start = tree.start(History.of({"messages": [USER, _passed(), RESULT], **later}))
+    assert start == reason if reason else start.token_ids == [1, 10, 11]
+
+
+def test_an_answer_of_which_calls_were_hidden_does_not_go_on():
+    tree = TrajectoryTree()
+    _recorded(tree, [1], [10, 11], [USER], None)
+    assert tree.start(History.of({"messages": [USER, _passed(), RESULT]})) == "edited"
