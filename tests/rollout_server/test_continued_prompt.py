@@ -331,6 +331,21 @@ async def test_a_template_that_does_not_show_an_answer_cuts(config: Any, written
     assert await model.go_on(played.messages, played.tokens, 2) == "not_separable"
 
 
+async def test_a_template_that_writes_no_calls_goes_on_after_them(config: Any) -> None:
+    tokenizer = small_tokenizer(FAMILIES["qwen3"])
+    tokenizer.chat_template = (
+        "{%- for m in messages %}{{- m.content + '<|im_end|>' }}{%- endfor %}{{- '<|im_start|>' }}"
+    )
+    model = served(FAMILIES["qwen3"], config, tokenizer)
+    played = Played(model)
+    await played.begin_turn(0)
+    played.end_turn(TURNS[0])
+    known = list(played.tokens)
+    await played.begin_turn(1)
+    assert played.cuts == {}
+    assert played.tokens == [*known, *model.encoded("a red box<|im_end|><|im_start|>")]
+
+
 async def test_what_is_longer_than_the_context_is_cut(qwen3: Model) -> None:
     played = await one_turn(qwen3)
     long = [*qwen3.encoded("so " * 1100), *played.tokens]

@@ -391,6 +391,38 @@ async def test_an_agents_loop_with_tools_runs_through_openais_own_client(cluster
     assert len(ids) == 2
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_thoughts_and_calls_that_were_parsed_go_on_from_their_tokens(cluster, vllm, stream):
+    """The template writes neither; a client that drops thoughts goes on as well."""
+    await cluster.start(replicas=0, session_prompts="recorded")
+    await cluster.bus.put(_member("whole", vllm.parsing))
+    url = f"{cluster.url}/v1/sessions"
+    session = (await cluster.http.post(url)).json()["id"]
+    messages = list(ASK)
+    asked = {"model": MODEL, "tools": TOOLS, "extra_headers": {"x-session-id": session}}
+    for dropped in ({"reasoning"}, set(), set()):
+        if stream:
+            async with cluster.client.chat.completions.stream(
+                **asked, messages=messages, extra_body=forced(FORCED)
+            ) as events:
+                whole = await events.get_final_completion()
+        else:
+            whole = await cluster.client.chat.completions.create(
+                **asked, messages=messages, extra_body=forced(FORCED)
+            )
+        message = whole.choices[0].message.model_dump(exclude_none=True, exclude=dropped)
+        (call,) = message["tool_calls"]
+        result = {"role": "tool", "tool_call_id": call["id"], "content": "8"}
+        messages += [message, result]
+    assert "reasoning" not in messages[1]
+    assert messages[3]["reasoning"] == "grüße"
+    done = (await cluster.http.get(f"{url}/{session}")).json()
+    assert (done["calls"], done["cuts"]) == ({"first": 1, "extended": 2}, {})
+    (made,) = done["trajectories"]
+    ended = made["response_token_ids"].count(2)
+    assert ended == 3 * 1 + 2 * 1  # those of the answers, and of the tool's results between them
+
+
 async def test_an_interrupted_greedy_answer_equals_an_undisturbed_one_token_by_token(
     cluster, vllm_url
 ):

@@ -44,35 +44,39 @@ async def continued_prompt(
         return "media"
     if body.get("truncate_prompt_tokens") is not None:
         return "settings"
-    mark = secrets.token_hex(_MARK_BYTES)
-    answer = _marked(messages[length - 1], mark)
-    replaced = [*messages[: length - 1], answer, *messages[length:]]
-    whole = await _rendered(renderer, {**body, "messages": replaced})
-    # As the last message: nothing but the answer's own end follows the mark.
-    last = {"add_generation_prompt": False, "continue_final_message": False}
-    alone = await _rendered(renderer, {**body, **last, "messages": [_ASKED, answer]})
-    if whole is None or alone is None:
-        return "not_separable"
-    tokenizer = renderer.renderer.get_tokenizer()
-    # A tenth of a second for the longest prompts, which other requests must not wait for.
-    added = await asyncio.to_thread(
-        _after_answer, tokenizer, whole, alone, mark=mark, end=start.token_ids[-1]
-    )
-    if isinstance(added, str):
-        return added
+    mark, added = secrets.token_hex(_MARK_BYTES), None
+    for answer in _marked(messages[length - 1], mark):
+        replaced = [*messages[: length - 1], answer, *messages[length:]]
+        whole = await _rendered(renderer, {**body, "messages": replaced})
+        # As the last message: nothing but the answer's own end follows the mark.
+        last = {"add_generation_prompt": False, "continue_final_message": False}
+        alone = await _rendered(renderer, {**body, **last, "messages": [_ASKED, answer]})
+        if whole is None or alone is None:
+            continue
+        tokenizer = renderer.renderer.get_tokenizer()
+        # A tenth of a second for the longest prompts, which other requests must not wait for.
+        added = await asyncio.to_thread(
+            _after_answer, tokenizer, whole, alone, mark=mark, end=start.token_ids[-1]
+        )
+        if added is not None:
+            break
+    if added is None or isinstance(added, str):
+        return added or "not_separable"
     prompt = [*start.token_ids, *added]
     return prompt if len(prompt) < renderer.model_config.max_model_len else "too_long"
 
 
-def _marked(answer: Mapping[str, Any], mark: str) -> dict[str, Any]:
-    """The answer with the mark as the last that it says."""
+def _marked(answer: Mapping[str, Any], mark: str) -> list[dict[str, Any]]:
+    """The answer with the mark as the last that it says, in the ways that are to be tried."""
     calls = answer.get("tool_calls")
+    text = {"role": "assistant", "content": mark}
     if not calls:
-        return {"role": "assistant", "content": mark}
+        return [text]
     *others, call = calls
     function = {**call["function"], "arguments": f'{{"mark": "{mark}"}}'}
-    marked = [*others, {**call, "function": function}]
-    return {"role": "assistant", "content": "", "tool_calls": marked}
+    called = [*others, {**call, "function": function}]
+    # Some templates write no calls.
+    return [{**text, "content": "", "tool_calls": called}, {**text, "tool_calls": calls}]
 
 
 async def _rendered(renderer: OnlineRenderer, body: Mapping[str, Any]) -> list[int] | None:
@@ -91,8 +95,8 @@ async def _rendered(renderer: OnlineRenderer, body: Mapping[str, Any]) -> list[i
 
 def _after_answer(
     tokenizer: TokenizerLike, whole: list[int], alone: list[int], *, mark: str, end: int
-) -> list[int] | CutReason:
-    """The tokens after the token that ends the marked answer.
+) -> list[int] | CutReason | None:
+    """The tokens after the token that ends the marked answer; None: the mark is not there.
 
     Args:
         tokenizer: of the prompts.
@@ -106,7 +110,7 @@ def _after_answer(
     tokens, last = tokenizer.convert_ids_to_tokens(whole), tokenizer.convert_ids_to_tokens(alone)
     begin, its_begin = _behind(mark, tokens), _behind(mark, last)
     if begin is None or its_begin is None:
-        return "not_separable"
+        return None
     rest, following = begin
     if end not in whole[following:]:
         return "end_of_turn"

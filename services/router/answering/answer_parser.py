@@ -35,12 +35,20 @@ class AnswerParser:
         request: as prepared.
         model: the model that answers.
         replicas: any of them can parse.
+        known: tokens of the prompt that an earlier answer ends. Parsers look back for marks: those
+            of earlier thoughts would tell them that this answer's have ended.
     """
 
     def __init__(
-        self, ask: ClientRequest, request: dict[str, Any], *, model: str, replicas: Replicas
+        self,
+        ask: ClientRequest,
+        request: dict[str, Any],
+        *,
+        model: str,
+        replicas: Replicas,
+        known: int = 0,
     ) -> None:
-        self._ask, self._prompt, self._model = ask, request["token_ids"], model
+        self._ask, self._prompt, self._model = ask, request["token_ids"][known:], model
         self._replicas = replicas
         self._same = json.dumps(
             {

@@ -233,10 +233,17 @@ class OpenRequest:
         ]
         if parses:
             self.parser = AnswerParser(
-                ask, self._request, model=self.model, replicas=self._replicas
+                ask, request, model=self.model, replicas=self._replicas, known=self._known
             )
             for journal in self.journals:
                 journal.parsed = True
+
+    @property
+    def _known(self) -> int:
+        """Tokens of the prompt that were recorded before, but for the last, which ends a turn."""
+        if self._start is None or self.cut is not None:
+            return 0
+        return len(self._start.token_ids) - 1
 
     def _direct_piece(self, reservation: Reservation, item: dict[str, Any]) -> Piece:
         """Tokens of an uncut choice: the engine's own text is right."""
