@@ -101,6 +101,16 @@ async def test_what_a_client_changed_cuts_with_a_reason(cluster, said, more, cut
     assert [made.cut for made in done.trajectories] == [None, next(iter(cuts), None)]
 
 
+async def test_an_answer_that_was_changed_after_others_that_were_not_is_told(cluster):
+    desk, name = await _start(cluster)
+    await _episode(cluster, name)
+    said = [{"role": "assistant", "content": text} for text in ("one", "no</think>two")]
+    await _say(cluster, name, [THOUGHTS[0], said[0], THOUGHTS[1], said[1], _user("more")])
+    done = await desk.finish(name)
+    assert done.cuts == {"edited": 1}
+    assert done.trajectories[-1].cut == "edited"
+
+
 async def test_a_reason_of_the_replica_is_kept_and_the_template_renders(cluster):
     desk, name = await _start(cluster)
     for replica in cluster.replicas:

@@ -21,7 +21,7 @@ class RecordedChoice:
     """One finished answer: at least one token, each with its logprob, covered by spans.
 
     Attributes:
-        message: what the client was shown; None: not all that was sampled, or not by a chat.
+        message: what the client was shown; None: not all that was sampled.
     """
 
     token_ids: Sequence[int]
@@ -159,9 +159,14 @@ class TrajectoryTree:
             longer = found is None or turn.mark.length > found.mark.length
             if longer and history.repeats(turn.mark, turn.answer):
                 found = turn
+        known = 0 if found is None else found.mark.length
+        if any(
+            turn.mark.length > known and history.goes_on_from(turn.mark, turn.text)
+            for turn in self._turns
+        ):
+            return "edited"
         if found is None:
-            altered = any(history.goes_on_from(turn.mark, turn.text) for turn in self._turns)
-            return "edited" if altered else None
+            return None
         if found.mark.settings != history.settings:
             return "settings"
         return RecordedStart(token_ids=found.token_ids(), messages=found.mark.length + 1)
