@@ -118,6 +118,17 @@ def test_of_several_answers_the_one_that_is_passed_back_goes_on():
         assert tree.start(History.of({"messages": messages})).token_ids == [1, token]
 
 
+def test_a_line_that_changes_in_every_call_and_is_in_no_prompt_changes_nothing():
+    tree = TrajectoryTree()
+    system = [
+        {"role": "system", "content": f"x-anthropic-billing-header: {one}\nBe brief."}
+        for one in "ab"
+    ]
+    _recorded(tree, [1], [10, 11], [system[0], USER], SHOWN)
+    start = tree.start(History.of({"messages": [system[1], USER, _passed(), RESULT]}))
+    assert start.messages == 3
+
+
 @pytest.mark.parametrize(
     ("later", "reason"),
     [

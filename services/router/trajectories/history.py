@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 _END_OF_THOUGHTS = "</think>"
+_BILLING = "x-anthropic-billing-header"
+"""Begins a line of Claude Code's system messages that is another one in every call. Clients of
+gateways send it with chats, and vLLM leaves it out of prompts."""
 _SETTINGS = (
     "model",
     "tools",
@@ -127,6 +130,8 @@ def _said(message: Any) -> tuple[Any, ...]:
     role, text = _role(message), _text(message)
     if role == "assistant":
         text = _spoken(text)
+    if role == "system" and text.startswith(_BILLING):
+        text = text.partition("\n")[2]
     content = message.get("content")
     parts = content if isinstance(content, list) else []
     others = [one for one in parts if not isinstance(_text_of(one), str)]
