@@ -133,7 +133,9 @@ class Replica:
         chat = _chat_of(order["endpoint"], body)
         start = None if self.cut else order["start"]
         rendered = (
-            self._begun(start, body) if start else self._render(order["endpoint"], chat or body)
+            self._begun(start, chat or body)
+            if start
+            else self._render(order["endpoint"], chat or body)
         )
         params |= rendered["sampling_params"]
         if order["fixed"] is not None:

@@ -12,6 +12,8 @@ from services.router.trajectories.trajectory_tree import (
 USER = {"role": "user", "content": "add 1 and 2"}
 CALL = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
 SHOWN = {"content": None, "reasoning": "two numbers\n", "tool_calls": [CALL]}
+THOUGHT = {"type": "thinking", "thinking": "two numbers", "signature": "s"}
+BLOCK = {"type": "tool_use", "id": "1", "name": "add", "input": {"a": 1, "b": 2}}
 RESULT = {"role": "tool", "tool_call_id": "1", "content": "3"}
 
 
@@ -32,6 +34,8 @@ def _called(**function):
         _passed(content="<think>\ntwo numbers\n</think>\n\n"),
         _passed(tool_calls=_called(arguments='{"b":2,"a":1}'), refusal=None, audio=None),
         _passed(tool_calls=[{"function": {"name": "add", "arguments": {"a": 1, "b": 2}}}]),
+        {"role": "assistant", "content": [THOUGHT, BLOCK]},
+        {"role": "assistant", "content": [BLOCK | {"cache_control": {"type": "ephemeral"}}]},
     ],
 )
 def test_an_answer_is_known_with_its_thoughts_without_them_and_written_anew(message):
@@ -52,6 +56,9 @@ def test_an_answer_is_known_with_its_thoughts_without_them_and_written_anew(mess
         _passed(content=[{"type": "image_url", "image_url": {"url": "data:,"}}]),
         _passed(reasoning="three numbers"),
         _passed(content="<think>three numbers</think>"),
+        {"role": "assistant", "content": [THOUGHT]},
+        {"role": "assistant", "content": [BLOCK, BLOCK]},
+        {"role": "assistant", "content": [THOUGHT | {"thinking": "three numbers"}, BLOCK]},
     ],
 )
 def test_another_text_other_calls_and_other_thoughts_are_another_answer(message):
@@ -116,6 +123,25 @@ def test_of_several_answers_the_one_that_is_passed_back_goes_on():
     for text, token in [("It is 4.", 11), ("It is 3.", 12)]:
         messages = [USER, {"role": "assistant", "content": text}, USER]
         assert tree.start(History.of({"messages": messages})).token_ids == [1, token]
+
+
+def test_marks_for_a_cache_change_nothing_and_another_system_does():
+    tree = TrajectoryTree()
+    result = {"type": "tool_result", "tool_use_id": "1", "content": "3"}
+    marked = result | {"cache_control": {"type": "ephemeral"}}
+    answer = {"role": "assistant", "content": [BLOCK]}
+    said = {"role": "assistant", "content": [{"type": "text", "text": "It is 3."}]}
+    asked = [USER, answer, {"role": "user", "content": [marked]}]
+    _recorded(tree, [1], [10], asked, {"content": "It is 3."}, system="Be brief.")
+    later = [USER, answer, {"role": "user", "content": [result]}, said, USER]
+    assert tree.start(History.of({"messages": later, "system": "Be brief."})).messages == 4
+    for text, start in [("Be brief.", None), ("Be long.", "settings")]:
+        texts = ("x-anthropic-billing-header: 1", text)
+        parts = [{"type": "text", "text": one} for one in texts]
+        found = tree.start(History.of({"messages": later, "system": parts}))
+        assert found == start if start else found.messages == 4
+    later[2] = {"role": "user", "content": [result | {"content": "4"}]}
+    assert tree.start(History.of({"messages": later, "system": "Be brief."})) is None
 
 
 def test_a_line_that_changes_in_every_call_and_is_in_no_prompt_changes_nothing():

@@ -423,6 +423,37 @@ async def test_thoughts_and_calls_that_were_parsed_go_on_from_their_tokens(clust
     assert ended == 3 * 1 + 2 * 1  # those of the answers, and of the tool's results between them
 
 
+async def test_messages_of_anthropics_api_go_on_from_their_tokens(cluster, vllm_url):
+    """Their system and their results of tools are more messages of a chat than of theirs."""
+    await cluster.start(replicas=0, session_prompts="recorded")
+    await cluster.bus.put(_member("whole", vllm_url))
+    session = (await cluster.http.post(f"{cluster.url}/v1/sessions")).json()["id"]
+    wanted = {"format": {"type": "json_schema", "schema": {"enum": ["so"]}}}
+    body = {"model": MODEL, "max_tokens": 60, "system": "Be brief.", "output_config": wanted}
+    messages = list(ASK)
+    for number in range(3):
+        call = {"type": "tool_use", "id": f"t{number}", "name": "add", "input": {}}
+        result = {"type": "tool_result", "tool_use_id": f"t{number}", "content": "8"}
+        text = {"type": "text", "text": f"and {number}?"}
+        answer = await cluster.http.post(
+            f"{cluster.url}/v1/messages",
+            json=body | {"messages": messages},
+            headers={"x-session-id": session},
+        )
+        said = answer.json()
+        assert said["stop_reason"] == "end_turn", said
+        messages += [{"role": "assistant", "content": said["content"]}]
+        messages += [{"role": "user", "content": "again"}] if number else []
+        if not number:  # a call that nobody recorded is a message like any other
+            messages += [
+                {"role": "user", "content": "use a tool"},
+                {"role": "assistant", "content": [call]},
+                {"role": "user", "content": [result, text]},
+            ]
+    done = (await cluster.http.get(f"{cluster.url}/v1/sessions/{session}")).json()
+    assert (done["calls"], done["cuts"]) == ({"first": 1, "extended": 2}, {})
+
+
 async def test_an_interrupted_greedy_answer_equals_an_undisturbed_one_token_by_token(
     cluster, vllm_url
 ):

@@ -121,20 +121,33 @@ async def test_a_reason_of_the_replica_is_kept_and_the_template_renders(cluster)
     assert (await desk.listed())[0].cuts == {"end_of_turn": 2}
 
 
+async def _post(cluster, path, name, body):
+    headers = {SESSION_HEADER: name}
+    got = await cluster.http.post(f"{cluster.url}{path}", json=body, headers=headers)
+    assert got.status_code == 200, got.text
+
+
 async def test_another_api_is_told_apart_and_another_conversation_is_no_cut(cluster):
     desk, name = await _start(cluster)
     asked = [THOUGHTS[0], {"role": "assistant", "content": "one"}, THOUGHTS[1]]
     for messages in (asked[:1], asked, [_user("other")]):
-        body = {"model": MODEL, "messages": messages, "max_tokens": 40}
-        got = await cluster.http.post(
-            f"{cluster.url}/v1/messages", json=body, headers={SESSION_HEADER: name}
-        )
-        assert got.status_code == 200, got.text
+        body = {"model": MODEL, "input": messages, "max_output_tokens": 40}
+        await _post(cluster, "/v1/responses", name, body)
     done = await desk.finish(name)
     assert (done.calls, done.cuts) == (
         {"first": 1, "retokenized": 1, "other_history": 1},
         {"api": 1},
     )
+
+
+async def test_messages_of_anthropics_api_go_on_from_their_tokens(cluster):
+    desk, name = await _start(cluster)
+    asked = [THOUGHTS[0], {"role": "assistant", "content": "one"}, THOUGHTS[1]]
+    for messages in (asked[:1], asked):
+        body = {"model": MODEL, "messages": messages, "max_tokens": 40}
+        await _post(cluster, "/v1/messages", name, body)
+    done = await desk.finish(name)
+    assert (done.calls, done.cuts) == ({"first": 1, "extended": 1}, {})
 
 
 async def test_a_later_question_may_go_back_to_an_earlier_answer(cluster):

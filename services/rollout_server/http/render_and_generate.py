@@ -9,7 +9,7 @@ import json
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -161,7 +161,7 @@ async def rendered(order: GenerationOrder, raw_request: Request) -> Rendered | E
     except ValueError as error:  # vLLM's own conversions raise it, and its routes answer so
         return create_error_response(error)
     told = None if order.endpoint in ("chat", "tokens") else _told(chat)
-    cut = None if order.start is None else await _continue(chat, order, render)
+    cut = None if order.start is None else await _continue(chat, order, raw_request)
     request = await render.render_chat_request(chat, raw_request)
     if isinstance(request, ErrorResponse):
         return request
@@ -171,12 +171,18 @@ async def rendered(order: GenerationOrder, raw_request: Request) -> Rendered | E
 
 
 async def _continue(
-    chat: ChatCompletionRequest, order: GenerationOrder, render: Any
+    chat: ChatCompletionRequest, order: GenerationOrder, raw_request: Request
 ) -> CutReason | None:
     """Give the chat its prompt, which begins with the recorded tokens; or say why it has none."""
     assert order.start is not None
-    start = RecordedStart(**order.start)
-    prompt = await continued_prompt(render.online_renderer, order.body, start)
+    start, body = RecordedStart(**order.start), order.body
+    if order.endpoint != "chat":
+        begun = {**body, "messages": body["messages"][: start.messages]}
+        known = await _chat(replace(order, body=begun), raw_request)
+        start = replace(start, messages=len(known.messages))
+        body = json.loads(_told(chat))
+    renderer = raw_request.app.state.serving_render.online_renderer
+    prompt = await continued_prompt(renderer, body, start)
     if isinstance(prompt, str):
         return prompt
     # vLLM then renders no messages; all else about the request is as ever.

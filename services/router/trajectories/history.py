@@ -22,8 +22,13 @@ _SETTINGS = (
     "chat_template_kwargs",
     "reasoning_effort",
     "documents",
+    "thinking",
+    "output_config",
 )
-"""Fields of a chat, besides its messages, that a template may write into a prompt."""
+"""Fields, besides messages, of a chat or of Anthropic's Messages that may shape a prompt."""
+_NO_TOOLS = "none", {"type": "none"}
+_OF_AN_ANSWER = "thinking", "redacted_thinking", "tool_use"
+"""Parts of Anthropic's messages that are no text; `_thoughts` and `_calls` read them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +86,8 @@ class History:
         """The messages in a request's body, and its settings."""
         messages = body.get("messages")
         given = {name: body[name] for name in _SETTINGS if body.get(name)}
-        settings = _digest([given, body.get("tool_choice") == "none"])
+        system = _said({"role": "system", "content": body.get("system")})
+        settings = _digest([given, system, body.get("tool_choice") in _NO_TOOLS])
         return cls(messages if isinstance(messages, list) else [], settings)
 
     @property
@@ -130,13 +136,12 @@ def _said(message: Any) -> tuple[Any, ...]:
     role, text = _role(message), _text(message)
     if role == "assistant":
         text = _spoken(text)
-    if role == "system" and text.startswith(_BILLING):
-        text = text.partition("\n")[2]
-    content = message.get("content")
-    parts = content if isinstance(content, list) else []
-    others = [one for one in parts if not isinstance(_text_of(one), str)]
+    elif role == "system":
+        texts = _texts(message)
+        text = "".join(one.partition("\n")[2] if one.startswith(_BILLING) else one for one in texts)
+    others = [_lasting(one) for one in _parts(message) if not isinstance(_text_of(one), str)]
     names = message.get("name"), message.get("tool_call_id")
-    return role, text, others, _calls(message), names
+    return role, text, [one for one in others if one], _calls(message), names
 
 
 def _thoughts(message: Mapping[str, Any]) -> str:
@@ -144,6 +149,8 @@ def _thoughts(message: Mapping[str, Any]) -> str:
     for name in ("reasoning", "reasoning_content"):
         if isinstance(given := message.get(name), str) and given.strip():
             return given.strip()
+    if parts := [str(one.get("thinking")) for one in _of_type(message, "thinking")]:
+        return "".join(parts).strip()
     before = _text(message).rpartition(_END_OF_THOUGHTS)[0]
     return before.strip().removeprefix("<think>").strip()
 
@@ -158,10 +165,32 @@ def _role(message: Any) -> str:
 
 
 def _text(message: Any) -> str:
+    return "".join(_texts(message))
+
+
+def _texts(message: Any) -> list[str]:
     content = message.get("content") if isinstance(message, dict) else repr(message)
     if isinstance(content, list):
-        return "".join(text for one in content if isinstance(text := _text_of(one), str))
-    return str(content or "")
+        return [text for one in content if isinstance(text := _text_of(one), str)]
+    return [str(content or "")]
+
+
+def _parts(message: Any) -> list[Any]:
+    content = message.get("content") if isinstance(message, dict) else None
+    return content if isinstance(content, list) else []
+
+
+def _of_type(message: Any, kind: str) -> list[dict[str, Any]]:
+    return [one for one in _parts(message) if isinstance(one, dict) and one.get("type") == kind]
+
+
+def _lasting(part: Any) -> Any:
+    """What a part that is no text adds to a prompt; clients move marks for caches along."""
+    if not isinstance(part, dict):
+        return part
+    if part.get("type") in _OF_AN_ANSWER:
+        return None
+    return {name: value for name, value in part.items() if name != "cache_control"}
 
 
 def _text_of(part: Any) -> Any:
@@ -171,7 +200,10 @@ def _text_of(part: Any) -> Any:
 def _calls(message: Any) -> list[tuple[Any, str]]:
     """Name and arguments of each called tool; arguments that are JSON in one way of writing it."""
     calls = message.get("tool_calls") if isinstance(message, dict) else None
-    return [_call(one) for one in calls] if isinstance(calls, list) else []
+    blocks = [
+        (one.get("name"), _written(one.get("input"))) for one in _of_type(message, "tool_use")
+    ]
+    return [_call(one) for one in calls] + blocks if isinstance(calls, list) else blocks
 
 
 def _call(call: Any) -> tuple[Any, str]:

@@ -40,7 +40,7 @@ class SessionCall:
         self._number: int | None = None
         self._cut: CutReason | None = None
         self._history: History | None = None
-        if goes_on and ask.session is not None and ask.endpoint == "chat":
+        if goes_on and ask.session is not None and ask.endpoint in ("chat", "messages"):
             self._history = History.of(ask.body)
         elif goes_on and ask.is_chat:
             self._cut = "api"
