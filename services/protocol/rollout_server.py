@@ -37,7 +37,7 @@ class RecordedStart:
 
     Attributes:
         token_ids: the prompt of the newest recorded answer, and the answer.
-        messages: how many messages of the request these are, the answer included.
+        messages: how many messages or input items of the request these are, the answer included.
     """
 
     token_ids: list[int]

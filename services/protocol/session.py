@@ -51,7 +51,7 @@ Or the recorded tokens could not be continued (`session_prompts: recorded`):
 - `not_separable`: what the template writes after the answer cannot be found in its prompt;
 - `media`: the messages have images, audio or the like;
 - `too_long`: with the recorded tokens the prompt is longer than the model's context;
-- `api`: the API of the call has no support for it.
+- `api`: the call has a prompt of tokens of its own.
 """
 
 

@@ -144,6 +144,26 @@ def test_marks_for_a_cache_change_nothing_and_another_system_does():
     assert tree.start(History.of({"messages": later, "system": "Be brief."})) is None
 
 
+def test_the_items_of_an_answer_are_one_message():
+    tree = TrajectoryTree()
+    _recorded(tree, [1], [10], None, SHOWN, input="add 1 and 2")
+    thought = {"type": "reasoning", "summary": [], "content": [{"text": "two numbers"}]}
+    text = {"type": "message", "role": "assistant", "content": [{"text": ""}]}
+    call = {"type": "function_call", "call_id": "1", "name": "add", "arguments": '{"a":1,"b":2}'}
+    output = {"type": "function_call_output", "call_id": "1", "output": "3"}
+    for answer in ([thought, text, call], [call], [thought, call]):
+        start = tree.start(History.of({"input": [USER, *answer, output]}))
+        assert (start.token_ids, start.messages) == ([1, 10], len(answer) + 1)
+    assert tree.start(History.of({"input": [USER, thought, output]})) is None
+    assert tree.start(History.of({"input": [USER, call, call, output]})) == "edited"
+    asked = [USER, call, output]
+    _recorded(tree, [1, 10, 2], [11], None, {"content": "It is 3."}, input=asked)
+    said = {"role": "assistant", "content": "It is 3."}
+    assert tree.start(History.of({"input": [*asked, said, USER]})).messages == 4
+    changed = [USER, call, output | {"output": "4"}, said, USER]
+    assert tree.start(History.of({"input": changed})).messages == 2
+
+
 def test_a_line_that_changes_in_every_call_and_is_in_no_prompt_changes_nothing():
     tree = TrajectoryTree()
     system = [

@@ -454,6 +454,54 @@ async def test_messages_of_anthropics_api_go_on_from_their_tokens(cluster, vllm_
     assert (done["calls"], done["cuts"]) == ({"first": 1, "extended": 2}, {})
 
 
+@pytest.mark.parametrize("refers", [False, True])
+async def test_responses_go_on_from_their_tokens(cluster, vllm_url, refers):
+    """Of an answer that is passed back as items, or that a request refers to."""
+    await cluster.start(replicas=0, session_prompts="recorded")
+    await cluster.bus.put(_member("whole", vllm_url))
+    session = (await cluster.http.post(f"{cluster.url}/v1/sessions")).json()["id"]
+    wanted = {"type": "json_schema", "name": "word", "schema": {"enum": ["so"]}}
+    body = {"model": MODEL, "max_output_tokens": 60, "instructions": "Be brief."}
+    body |= {"text": {"format": wanted}, "input": "larger of a and 7"}
+    for _ in range(3):
+        answer = await cluster.http.post(
+            f"{cluster.url}/v1/responses", json=body, headers={"x-session-id": session}
+        )
+        said = answer.json()
+        assert said["status"] == "completed", said
+        new = [{"role": "user", "content": "again"}]
+        before = body["input"]
+        if isinstance(before, str):
+            before = [{"role": "user", "content": before}]
+        if refers:
+            body |= {"previous_response_id": said["id"], "input": new}
+        else:
+            body |= {"input": [*before, *said["output"], *new]}
+    done = (await cluster.http.get(f"{cluster.url}/v1/sessions/{session}")).json()
+    assert (done["calls"], done["cuts"]) == ({"first": 1, "extended": 2}, {})
+
+
+async def test_thoughts_and_calls_of_responses_go_on_from_their_tokens(cluster, vllm):
+    await cluster.start(replicas=0, session_prompts="recorded")
+    await cluster.bus.put(_member("whole", vllm.parsing))
+    session = (await cluster.http.post(f"{cluster.url}/v1/sessions")).json()["id"]
+    tools = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    how = {name: value for name, value in forced(FORCED).items() if name != "max_tokens"}
+    items = [{"role": "user", "content": "larger of a and 7"}]
+    for kept in ({"function_call", "message"}, {"function_call", "message", "reasoning"}, set()):
+        body = {"model": MODEL, "input": items, "tools": tools, "max_output_tokens": 200, **how}
+        answer = await cluster.http.post(
+            f"{cluster.url}/v1/responses", json=body, headers={"x-session-id": session}
+        )
+        output = answer.json()["output"]
+        assert {item["type"] for item in output} == {"reasoning", "message", "function_call"}
+        (call,) = [item["call_id"] for item in output if item["type"] == "function_call"]
+        items = [*items, *(item for item in output if item["type"] in kept)]
+        items += [{"type": "function_call_output", "call_id": call, "output": "8"}]
+    done = (await cluster.http.get(f"{cluster.url}/v1/sessions/{session}")).json()
+    assert (done["calls"], done["cuts"]) == ({"first": 1, "extended": 2}, {})
+
+
 async def test_an_interrupted_greedy_answer_equals_an_undisturbed_one_token_by_token(
     cluster, vllm_url
 ):

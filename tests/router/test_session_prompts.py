@@ -127,12 +127,26 @@ async def _post(cluster, path, name, body):
     assert got.status_code == 200, got.text
 
 
-async def test_another_api_is_told_apart_and_another_conversation_is_no_cut(cluster):
+@pytest.mark.parametrize(
+    ("path", "field", "longest"),
+    [("/v1/messages", "messages", "max_tokens"), ("/v1/responses", "input", "max_output_tokens")],
+)
+async def test_other_apis_go_on_from_their_tokens(cluster, path, field, longest):
     desk, name = await _start(cluster)
     asked = [THOUGHTS[0], {"role": "assistant", "content": "one"}, THOUGHTS[1]]
     for messages in (asked[:1], asked, [_user("other")]):
-        body = {"model": MODEL, "input": messages, "max_output_tokens": 40}
-        await _post(cluster, "/v1/responses", name, body)
+        await _post(cluster, path, name, {"model": MODEL, field: messages, longest: 40})
+    done = await desk.finish(name)
+    assert (done.calls, done.cuts) == ({"first": 1, "extended": 1, "other_history": 1}, {})
+
+
+async def test_a_prompt_of_the_clients_own_is_told_apart_and_another_one_is_no_cut(cluster):
+    desk, name = await _start(cluster)
+    asked = [THOUGHTS[0], {"role": "assistant", "content": "one"}, THOUGHTS[1]]
+    await _say(cluster, name, asked[:1])
+    for messages in (asked, [_user("other")]):
+        body = {"model": MODEL, "messages": messages, "tokens": [1, 2, 3], "max_tokens": 40}
+        await _post(cluster, "/v1/chat/completions/tokens", name, body)
     done = await desk.finish(name)
     assert (done.calls, done.cuts) == (
         {"first": 1, "retokenized": 1, "other_history": 1},
@@ -140,14 +154,10 @@ async def test_another_api_is_told_apart_and_another_conversation_is_no_cut(clus
     )
 
 
-async def test_messages_of_anthropics_api_go_on_from_their_tokens(cluster):
-    desk, name = await _start(cluster)
-    asked = [THOUGHTS[0], {"role": "assistant", "content": "one"}, THOUGHTS[1]]
-    for messages in (asked[:1], asked):
-        body = {"model": MODEL, "messages": messages, "max_tokens": 40}
-        await _post(cluster, "/v1/messages", name, body)
-    done = await desk.finish(name)
-    assert (done.calls, done.cuts) == ({"first": 1, "extended": 1}, {})
+async def _post(cluster, path, name, body):
+    headers = {SESSION_HEADER: name}
+    got = await cluster.http.post(f"{cluster.url}{path}", json=body, headers=headers)
+    assert got.status_code == 200, got.text
 
 
 async def test_a_later_question_may_go_back_to_an_earlier_answer(cluster):

@@ -177,7 +177,8 @@ async def _continue(
     assert order.start is not None
     start, body = RecordedStart(**order.start), order.body
     if order.endpoint != "chat":
-        begun = {**body, "messages": body["messages"][: start.messages]}
+        name = "input" if order.endpoint == "responses" else "messages"
+        begun = {**body, name: body[name][: start.messages]}
         known = await _chat(replace(order, body=begun), raw_request)
         start = replace(start, messages=len(known.messages))
         body = json.loads(_told(chat))

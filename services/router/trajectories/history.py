@@ -24,8 +24,10 @@ _SETTINGS = (
     "documents",
     "thinking",
     "output_config",
+    "instructions",
+    "reasoning",
 )
-"""Fields, besides messages, of a chat or of Anthropic's Messages that may shape a prompt."""
+"""Fields, besides messages, of a chat, of Messages or of Responses that may shape a prompt."""
 _NO_TOOLS = "none", {"type": "none"}
 _OF_AN_ANSWER = "thinking", "redacted_thinking", "tool_use"
 """Parts of Anthropic's messages that are no text; `_thoughts` and `_calls` read them."""
@@ -68,13 +70,21 @@ class History:
     Token ids alone decide what a trajectory is. This tells why the ids of a conversation that goes
     on do not go on, and what a new prompt may begin with.
 
-    Attributes:
-        messages: as the client sent them.
+    Args:
+        messages: as the client sent them, or as its items make them.
         settings: digest of what else shapes the prompt.
+        ends: by message, how many items there are up to its end; None: each message is one.
+
+    Attributes:
+        messages: see above.
+        settings: see above.
     """
 
-    def __init__(self, messages: Sequence[Any], settings: bytes = b"") -> None:
+    def __init__(
+        self, messages: Sequence[Any], settings: bytes = b"", ends: Sequence[int] | None = None
+    ) -> None:
         self.messages, self.settings = messages, settings
+        self._ends = range(1, len(messages) + 1) if ends is None else ends
         running = hashlib.blake2b(digest_size=16)
         self._digests = [running.digest()]
         for message in messages:
@@ -84,16 +94,22 @@ class History:
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> "History":
         """The messages in a request's body, and its settings."""
-        messages = body.get("messages")
+        messages, ends = body.get("messages"), None
+        if messages is None and isinstance(body.get("input"), str | list):
+            messages, ends = _messages_of(body["input"])
         given = {name: body[name] for name in _SETTINGS if body.get(name)}
         system = _said({"role": "system", "content": body.get("system")})
         settings = _digest([given, system, body.get("tool_choice") in _NO_TOOLS])
-        return cls(messages if isinstance(messages, list) else [], settings)
+        return cls(messages if isinstance(messages, list) else [], settings, ends)
 
     @property
     def mark(self) -> HistoryMark:
         """What is kept of it."""
         return HistoryMark(len(self.messages), self._digests[-1], self.settings)
+
+    def through(self, message: int) -> int:
+        """How many messages or items of the request there are up to the end of a message."""
+        return self._ends[message]
 
     def repeats(self, mark: HistoryMark, answer: AnswerMark | None) -> bool:
         """Whether it is `mark`, then `answer` as the client was shown it, then perhaps more."""
@@ -125,6 +141,43 @@ class History:
         return 0 < at < len(self.messages) and self._digests[at] == mark.digest
 
 
+def _messages_of(given: str | list[Any]) -> tuple[list[Any], list[int]]:
+    """The messages that the items of a Responses request make, and where each ends.
+
+    The items of one answer, which are its thoughts, texts and calls, make one message.
+    """
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    messages: list[Any] = []
+    ends: list[int] = []
+    for number, item in enumerate(items, start=1):
+        part = _of_answer(item)
+        if part is None or not messages or _role(messages[-1]) != "assistant":
+            messages.append(part or item)
+            ends.append(number)
+        else:
+            known = messages[-1]
+            messages[-1] = {
+                "role": "assistant",
+                "content": known["content"] + part["content"],
+                "reasoning": known["reasoning"] + part["reasoning"],
+                "tool_calls": known["tool_calls"] + part["tool_calls"],
+            }
+            ends[-1] = number
+    return messages, ends
+
+
+def _of_answer(item: Any) -> dict[str, Any] | None:
+    """What an item adds to the message of an answer; None: it is another message."""
+    part: dict[str, Any] = {"role": "assistant", "content": "", "reasoning": "", "tool_calls": []}
+    if not isinstance(item, dict):
+        return None
+    if item.get("type") == "reasoning":
+        return part | {"reasoning": _text(item)}
+    if item.get("type") == "function_call":
+        return part | {"tool_calls": [{"function": item}]}
+    return part | {"content": _text(item)} if _role(item) == "assistant" else None
+
+
 def _digest(value: Any) -> bytes:
     return hashlib.blake2b(repr(value).encode(errors="replace"), digest_size=16).digest()
 
@@ -140,7 +193,7 @@ def _said(message: Any) -> tuple[Any, ...]:
         texts = _texts(message)
         text = "".join(one.partition("\n")[2] if one.startswith(_BILLING) else one for one in texts)
     others = [_lasting(one) for one in _parts(message) if not isinstance(_text_of(one), str)]
-    names = message.get("name"), message.get("tool_call_id")
+    names = [message.get(name) for name in ("name", "tool_call_id", "call_id", "output")]
     return role, text, [one for one in others if one], _calls(message), names
 
 

@@ -40,10 +40,10 @@ class SessionCall:
         self._number: int | None = None
         self._cut: CutReason | None = None
         self._history: History | None = None
-        if goes_on and ask.session is not None and ask.endpoint in ("chat", "messages"):
+        if goes_on and ask.endpoint == "tokens":
+            self._cut = "api"  # it has a prompt of its own
+        elif goes_on and ask.session is not None and ask.is_chat:
             self._history = History.of(ask.body)
-        elif goes_on and ask.is_chat:
-            self._cut = "api"
         self.fixed: FixedSettings | None = None
         self.start: RecordedStart | None = None
 

@@ -169,7 +169,8 @@ class TrajectoryTree:
             return None
         if found.mark.settings != history.settings:
             return "settings"
-        return RecordedStart(token_ids=found.token_ids(), messages=found.mark.length + 1)
+        messages = history.through(found.mark.length)
+        return RecordedStart(token_ids=found.token_ids(), messages=messages)
 
     def reading(self) -> "TrajectoryReading":
         """What is recorded now, to be written out."""
