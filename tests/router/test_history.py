@@ -1,6 +1,8 @@
 """In which ways a client may pass an answer back, and which of them are the same answer."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from services.router.trajectories.history import AnswerMark, History
 from services.router.trajectories.trajectory_tree import (
@@ -95,6 +97,26 @@ def _recorded(tree, prompt, answer, messages, shown, **settings):
     )
     history = History.of({"messages": messages, **settings})
     tree.record(RecordedCall(prompt_token_ids=prompt, choices=[choice], history=history))
+
+
+NAMES = ["role", "type", "content", "text", "tool_calls", "function", "arguments", "input", "name"]
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.sampled_from(["assistant", "tool_use", "{", ""]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES), inner),
+    max_leaves=12,
+)
+
+
+@given(
+    body=st.fixed_dictionaries(
+        {}, optional=dict.fromkeys(["messages", "input", "system"], ANY_JSON)
+    )
+)
+def test_a_body_of_any_shape_is_read(body):
+    """vLLM refuses what is no request, in its own words, after it was read here."""
+    tree = TrajectoryTree()
+    _recorded(tree, [1], [10], [USER], SHOWN)
+    assert tree.start(History.of(body)) is None
 
 
 def test_a_call_goes_on_from_the_longest_conversation_that_it_repeats():
