@@ -53,6 +53,13 @@ class Exchange:
         """Of the answer."""
         return str(self._choice.get("finish_reason"))
 
+    @property
+    def thinks(self) -> bool:
+        """Whether the answer has thoughts before its text."""
+        message = self._choice.get("message") or {}
+        written = "</think>" in str(message.get("content"))
+        return written or bool(message.get("reasoning") or message.get("reasoning_content"))
+
     def goes_on_from(self, other: "Exchange") -> bool:
         """Whether its messages begin with those of another call, and an answer to them."""
         count = len(other.asked)

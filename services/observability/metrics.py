@@ -143,6 +143,9 @@ class RouterMetrics:
     queue_wait = _seconds("router_queue_seconds", "Wait for a replica, of those that waited")
     share_failures = _counter("router_share_failures", "Failed exchanges with other routers")
     session_calls = _counter("router_session_calls", "Recorded calls by how they joined", "kind")
+    session_cuts = _counter(
+        "router_session_cuts", "Calls that go on from an answer without its tokens", "reason"
+    )
     sessions_dropped = _counter("router_sessions_dropped", "Records dropped unread", "reason")
     sessions_not_written = _counter("router_sessions_not_written", "Not in sessions_dir any more")
     backend_up = _gauge("router_backend_up", "1 while an external backend answers", "backend")

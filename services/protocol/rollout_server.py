@@ -7,6 +7,10 @@ Rendered = Literal["chat", "tokens", "completions", "messages", "responses"]
 """Requests that a replica renders: the APIs of OpenAI, and Anthropic's Messages; `tokens` is a chat
 whose body has its prompt under `tokens`, too, which is taken as it is."""
 
+CUT = "cut"
+"""Under this name stands beside `request` why a conversation does not go on from its recorded
+tokens, as a `CutReason`."""
+
 RENDER_AND_GENERATE = "/inference/v1/render_and_generate"
 """Takes a `GenerationOrder`. Answers like `/inference/v1/generate`, and has under `request`
 what that would take: in an event before the first token, or in the one object of a whole answer.
@@ -28,6 +32,19 @@ HISTORY_DEPENDENT = (
 
 
 @dataclass(frozen=True, kw_only=True)
+class RecordedStart:
+    """The beginning of a conversation, as an engine had it: it is not rendered again.
+
+    Attributes:
+        token_ids: the prompt of the newest recorded answer, and the answer.
+        messages: how many messages or input items of the request these are, the answer included.
+    """
+
+    token_ids: list[int]
+    messages: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class GenerationOrder:
     """A client's request as the router has it answered: rendered and generated at once.
 
@@ -43,6 +60,8 @@ class GenerationOrder:
             that cannot be longer comes in one piece.
         fixed: settings that hold in place of the body's: under `sampling` sampling parameters, and
             under `max_tokens` a bound.
+        start: a `RecordedStart` to go on from, where the template allows it; None: all messages
+            are rendered.
     """
 
     endpoint: Rendered
@@ -53,3 +72,4 @@ class GenerationOrder:
     logprobs: bool
     interval: int | None
     fixed: dict[str, Any] | None = None
+    start: dict[str, Any] | None = None

@@ -24,6 +24,36 @@ CallKind = Literal["first", "extended", "branched", "resampled", "retokenized", 
 - `other_history`: another conversation, or one that was edited.
 """
 
+CutReason = Literal[
+    "template",
+    "edited",
+    "settings",
+    "end_of_turn",
+    "not_separable",
+    "media",
+    "too_long",
+    "api",
+]
+"""Why a call that goes on from an earlier answer begins a trajectory of its own.
+
+The prompt was rendered by the chat template (`session_prompts: template`), and
+
+- `template`: the template writes the answer with other tokens, or without its thoughts.
+
+Or the recorded tokens could not be continued (`session_prompts: recorded`):
+
+- `edited`: the client passed the answer back with another text, other tool calls or thoughts, or
+  the answer had more tool calls than the client was shown;
+- `settings`: the model, the tools, or the arguments of the template are other ones, or the prompt
+  is to be truncated;
+- `end_of_turn`: the answer does not end with the token with which the template ends it: it was cut
+  at its length or by a stop string, or the template replaces the token;
+- `not_separable`: what the template writes after the answer cannot be found in its prompt;
+- `media`: the messages have images, audio or the like;
+- `too_long`: with the recorded tokens the prompt is longer than the model's context;
+- `api`: the call has a prompt of tokens of its own.
+"""
+
 
 OfferState = Literal["none", "waiting", "taken"]
 """Whether a session is work for an agent outside, and whether one has taken it."""
@@ -76,6 +106,8 @@ class SessionTrajectory(_Answer):
         finish_reason: of the last answer.
         text: of the response.
         begun_by: why it is a trajectory of its own: the kind of the call that began it.
+        cut: why that call does not continue the trajectory of the answer that it goes on from;
+            None: it goes on from no earlier answer.
         calls: calls along it.
         shared_tokens: leading response tokens that it has in common with another trajectory
             of the session, in which they have their mask; here it is 0.
@@ -89,6 +121,7 @@ class SessionTrajectory(_Answer):
     finish_reason: str
     text: str
     begun_by: CallKind
+    cut: CutReason | None = None
     calls: int
     shared_tokens: int
 
@@ -143,6 +176,7 @@ class SessionSummary(_Answer):
         offer: see `OfferState`.
         cursor: place in the order of finishing, to list from; None while it is open.
         calls: recorded calls by kind.
+        cuts: calls that go on from an earlier answer without its tokens, by reason.
         open_calls: calls that are not answered yet.
         unrecorded_calls: calls that left nothing: failed, given up by their client, answered
             after the session was finished, or answered by a backend without a journal.
@@ -163,6 +197,7 @@ class SessionSummary(_Answer):
     offer: OfferState = "none"
     cursor: int | None
     calls: dict[str, int]
+    cuts: dict[str, int] = {}
     open_calls: int
     unrecorded_calls: int
     tokens: int

@@ -1,7 +1,7 @@
 """The router's configuration: every deadline, bound and threshold it has."""
 
 import ipaddress
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -111,6 +111,11 @@ class RouterConfig(StrictModel):
         session_idle_s: a session not used for so long is forgotten, and so is its record.
         record_sessions: also record sessions that a client only names in its calls; those
             made with POST /v1/sessions always are.
+        session_prompts: what the prompt of a call is made of that continues a conversation of its
+            recorded session. `template`: the chat template renders all messages, as for every
+            other call; many templates leave earlier thoughts out. `recorded`: it begins with the
+            tokens of the conversation so far, thoughts included, and the template renders only
+            the messages after them (docs/sessions.md).
         max_recorded_sessions: records kept; the least recently used is dropped first.
         max_recorded_tokens: token ids kept in all records together, about 12 bytes each.
         max_returned_tokens: tokens of trajectories in one answer, about 35 bytes each; more are
@@ -184,6 +189,7 @@ class RouterConfig(StrictModel):
     max_sessions: int = Field(default=100_000, ge=1)
     session_idle_s: float = Field(default=3600.0, gt=0)
     record_sessions: bool = False
+    session_prompts: Literal["template", "recorded"] = "template"
     max_recorded_sessions: int = Field(default=10_000, ge=1)
     max_recorded_tokens: int = Field(default=20_000_000, ge=1)
     max_returned_tokens: int = Field(default=1_000_000, ge=1)

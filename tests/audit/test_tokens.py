@@ -43,6 +43,18 @@ def test_a_history_that_the_template_rewrites_is_found() -> None:
     assert "in 1.5 trajectories" in found["tokens.cost"].evidence
 
 
+def test_turns_after_thoughts_are_counted() -> None:
+    for message in ({"content": "hm</think>two"}, {"content": "two", "reasoning": "hm"}):
+        thinks = call(ASKED, [1, 2], [3, 4])
+        assert thinks.answered is not None
+        thinks.answered["choices"][0]["message"] = message
+        assert Turns.of([thinks, REWRITTEN]).thoughts == 1
+        assert (
+            "1 times one with thoughts" in checks(a=[thinks, REWRITTEN])["tokens.history"].evidence
+        )
+    assert Turns.of([FIRST, REWRITTEN]).thoughts == 0
+
+
 def test_another_conversation_is_no_history() -> None:
     other = call([{"role": "user", "content": "else"}], [8], [9])
     assert Turns.of([FIRST, other]).later == 0

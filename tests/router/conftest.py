@@ -3,7 +3,8 @@
 The test model is exact: a token is a byte, 256 ends an answer, 300 ends a prompt. What it
 says is a function of the prefix, a logprob is a function of prefix and policy version, so
 the record of an interrupted answer can be compared with that of an uninterrupted one. Its
-chat template writes an earlier answer as it was sampled: between 300 and 256.
+chat template writes an earlier answer as it was sampled: between 300 and 256. That of a replica
+that `forgets` leaves out what the answer thought, up to `</think>`.
 """
 
 import asyncio
@@ -96,6 +97,8 @@ class Replica:
     switch_after: int | None = None
     accent: int = 0
     tokens_per_chunk: int = 1
+    forgets: bool = False
+    cut: str | None = None
     faults: "deque[Fault]" = field(default_factory=deque)
     bodies: list[Any] = field(default_factory=list)
     traces: list[tuple[str | None, ...]] = field(default_factory=list)
@@ -133,7 +136,12 @@ class Replica:
         order = await request.json()
         body, params = order["body"], {"stream_interval": order["interval"]}
         chat = _chat_of(order["endpoint"], body)
-        rendered = self._render(order["endpoint"], chat or body)
+        start = None if self.cut else order["start"]
+        rendered = (
+            self._begun(start, chat or body)
+            if start
+            else self._render(order["endpoint"], chat or body)
+        )
         params |= rendered["sampling_params"]
         if order["fixed"] is not None:
             longest = min(params["max_tokens"], order["fixed"]["max_tokens"])
@@ -146,9 +154,16 @@ class Replica:
         prepared = {"request_id": order["request_id"], "stream": stream, "sampling_params": params}
         # As vLLM does: a field equal to the engine's default is left out.
         shown = {name: params[name] for name in params if (name, params[name]) != _DEFAULT}
-        told = {"request": rendered | prepared | {"sampling_params": shown}}
+        told: Body = {"request": rendered | prepared | {"sampling_params": shown}}
         told |= {"chat": chat} if chat else {}
+        if order["start"] and self.cut:
+            told["cut"] = self.cut
         return await self._generate(request, rendered | prepared, told)
+
+    def _begun(self, start: Body, body: Body) -> Body:
+        """A chat whose first messages are tokens already."""
+        rendered = self._render("chat", {**body, "messages": body["messages"][start["messages"] :]})
+        return rendered | {"token_ids": start["token_ids"] + rendered["token_ids"]}
 
     def _render(self, endpoint: str, body: Body) -> Body:
         if endpoint == "completions":
@@ -156,9 +171,14 @@ class Replica:
             return self._rendered(prompt, body, body.get("max_tokens", 16))
         said = {"assistant": "\x01{}\x02"}
         text = "".join(
-            said.get(m["role"], m["role"] + "\n{}").format(m["content"]) for m in body["messages"]
+            said.get(m["role"], m["role"] + "\n{}").format(self._written(m))
+            for m in body["messages"]
         )
         return self._rendered(text, body, body.get("max_tokens"))
+
+    def _written(self, message: Body) -> str:
+        forgets = self.forgets and message["role"] == "assistant"
+        return str(message["content"]).rpartition("</think>" if forgets else "\0")[2]
 
     def _rendered(self, text: str, body: Body, max_tokens: int | None) -> Body:
         if body.get("temperature", 1) < 0:

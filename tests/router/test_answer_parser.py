@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from services.router.answering.answer_parser import AnswerParser, _steps
+from services.router.answering.answer_parser import AnswerParser, _joined, _steps
 from services.router.answering.journal import ChoiceJournal, Piece
 
 
@@ -68,3 +68,25 @@ def test_parsing_takes_a_fifth_of_the_time_at_most_however_slow_it_is():
     for busy_s in (0.0, 0.1, 10.0):
         parser._busy_s = busy_s
         assert parser._pause_s() == 4 * busy_s
+
+
+def test_a_streamed_message_is_what_its_deltas_add_up_to():
+    deltas = [
+        {"reasoning": "two "},
+        {"reasoning": "numbers"},
+        {"content": "So"},
+        {"tool_calls": [{"index": 0, "id": "1", "function": {"name": "add", "arguments": ""}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": '{"a":'}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": " 1}"}}]},
+        {"tool_calls": [{"index": 1, "function": {"name": "sub", "arguments": "{}"}}]},
+        {},
+    ]
+    message = {"role": "assistant"}
+    for delta in deltas:
+        message = _joined(message, delta)
+    assert (message["reasoning"], message["content"]) == ("two numbers", "So")
+    functions = [call["function"] for call in message["tool_calls"]]
+    assert functions == [
+        {"name": "add", "arguments": '{"a": 1}'},
+        {"name": "sub", "arguments": "{}"},
+    ]

@@ -218,6 +218,44 @@ async def test_a_session_is_token_exact_also_where_a_text_has_other_tokens_than_
     assert sum(sum(t["loss_mask"]) for t in done["trajectories"]) == sampled
 
 
+@pytest.mark.parametrize(
+    ("prompts", "later"), [("template", "retokenized"), ("recorded", "extended")]
+)
+async def test_prompts_of_recorded_tokens_make_one_trajectory_of_texts_with_other_tokens(
+    cluster, vllm_url, prompts, later
+):
+    """An untrained model is made to spell "re", for which its tokenizer has a token of its own."""
+    await cluster.start(replicas=0, session_prompts=prompts)
+    await cluster.bus.put(_member("whole", vllm_url))
+    http, url = cluster.http, f"{cluster.url}/v1/sessions"
+    session = (await http.post(url)).json()["id"]
+    r, e, end = 84, 71, 2
+    messages, known = list(ASK), []
+    for seed in (1, 2, 3):
+        answer = await cluster.client.chat.completions.create(
+            model=MODEL,
+            messages=messages,
+            seed=seed,
+            max_tokens=80,
+            logit_bias={str(r): 100, str(e): 100, str(end): 100},
+            extra_headers={"x-session-id": session},
+            extra_body={"return_trajectory": True, "min_tokens": 16},
+        )
+        (choice,) = answer.choices
+        assert (choice.finish_reason, set(choice.message.content)) == ("stop", {"r", "e"})
+        part = choice.model_extra["trajectory"]
+        known.append(part["prompt_token_ids"] + part["token_ids"])
+        messages += [choice.message.model_dump(), {"role": "user", "content": "7?"}]
+    done = (await http.get(f"{url}/{session}")).json()
+    assert done["calls"] == {"first": 1, later: 2}
+    assert done["cuts"] == ({"template": 2} if prompts == "template" else {})
+    last = done["trajectories"][-1]
+    assert last["prompt_token_ids"] + last["response_token_ids"] == known[-1]
+    if prompts == "recorded":
+        assert known[0] == known[2][: len(known[0])]
+        assert known[1] == known[2][: len(known[1])]
+
+
 @contextlib.asynccontextmanager
 async def _breaking(url):
     """An address in front of vLLM; it drops the next stream after `state["limit"]` chunks, or
@@ -351,6 +389,117 @@ async def test_an_agents_loop_with_tools_runs_through_openais_own_client(cluster
         result = {"role": "tool", "tool_call_id": call.id, "content": "8"}
         messages += [message.model_dump(exclude_none=True), result]
     assert len(ids) == 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_thoughts_and_calls_that_were_parsed_go_on_from_their_tokens(cluster, vllm, stream):
+    """The template writes neither; a client that drops thoughts goes on as well."""
+    await cluster.start(replicas=0, session_prompts="recorded")
+    await cluster.bus.put(_member("whole", vllm.parsing))
+    url = f"{cluster.url}/v1/sessions"
+    session = (await cluster.http.post(url)).json()["id"]
+    messages = list(ASK)
+    asked = {"model": MODEL, "tools": TOOLS, "extra_headers": {"x-session-id": session}}
+    for dropped in ({"reasoning"}, set(), set()):
+        if stream:
+            async with cluster.client.chat.completions.stream(
+                **asked, messages=messages, extra_body=forced(FORCED)
+            ) as events:
+                whole = await events.get_final_completion()
+        else:
+            whole = await cluster.client.chat.completions.create(
+                **asked, messages=messages, extra_body=forced(FORCED)
+            )
+        message = whole.choices[0].message.model_dump(exclude_none=True, exclude=dropped)
+        (call,) = message["tool_calls"]
+        result = {"role": "tool", "tool_call_id": call["id"], "content": "8"}
+        messages += [message, result]
+    assert "reasoning" not in messages[1]
+    assert messages[3]["reasoning"] == "grüße"
+    done = (await cluster.http.get(f"{url}/{session}")).json()
+    assert (done["calls"], done["cuts"]) == ({"first": 1, "extended": 2}, {})
+    (made,) = done["trajectories"]
+    ended = made["response_token_ids"].count(2)
+    assert ended == 3 * 1 + 2 * 1  # those of the answers, and of the tool's results between them
+
+
+async def test_messages_of_anthropics_api_go_on_from_their_tokens(cluster, vllm_url):
+    """Their system and their results of tools are more messages of a chat than of theirs."""
+    await cluster.start(replicas=0, session_prompts="recorded")
+    await cluster.bus.put(_member("whole", vllm_url))
+    session = (await cluster.http.post(f"{cluster.url}/v1/sessions")).json()["id"]
+    wanted = {"format": {"type": "json_schema", "schema": {"enum": ["so"]}}}
+    body = {"model": MODEL, "max_tokens": 60, "system": "Be brief.", "output_config": wanted}
+    messages = list(ASK)
+    for number in range(3):
+        call = {"type": "tool_use", "id": f"t{number}", "name": "add", "input": {}}
+        result = {"type": "tool_result", "tool_use_id": f"t{number}", "content": "8"}
+        text = {"type": "text", "text": f"and {number}?"}
+        answer = await cluster.http.post(
+            f"{cluster.url}/v1/messages",
+            json=body | {"messages": messages},
+            headers={"x-session-id": session},
+        )
+        said = answer.json()
+        assert said["stop_reason"] == "end_turn", said
+        messages += [{"role": "assistant", "content": said["content"]}]
+        messages += [{"role": "user", "content": "again"}] if number else []
+        if not number:  # a call that nobody recorded is a message like any other
+            messages += [
+                {"role": "user", "content": "use a tool"},
+                {"role": "assistant", "content": [call]},
+                {"role": "user", "content": [result, text]},
+            ]
+    done = (await cluster.http.get(f"{cluster.url}/v1/sessions/{session}")).json()
+    assert (done["calls"], done["cuts"]) == ({"first": 1, "extended": 2}, {})
+
+
+@pytest.mark.parametrize("refers", [False, True])
+async def test_responses_go_on_from_their_tokens(cluster, vllm_url, refers):
+    """Of an answer that is passed back as items, or that a request refers to."""
+    await cluster.start(replicas=0, session_prompts="recorded")
+    await cluster.bus.put(_member("whole", vllm_url))
+    session = (await cluster.http.post(f"{cluster.url}/v1/sessions")).json()["id"]
+    wanted = {"type": "json_schema", "name": "word", "schema": {"enum": ["so"]}}
+    body = {"model": MODEL, "max_output_tokens": 60, "instructions": "Be brief."}
+    body |= {"text": {"format": wanted}, "input": "larger of a and 7"}
+    for _ in range(3):
+        answer = await cluster.http.post(
+            f"{cluster.url}/v1/responses", json=body, headers={"x-session-id": session}
+        )
+        said = answer.json()
+        assert said["status"] == "completed", said
+        new = [{"role": "user", "content": "again"}]
+        before = body["input"]
+        if isinstance(before, str):
+            before = [{"role": "user", "content": before}]
+        if refers:
+            body |= {"previous_response_id": said["id"], "input": new}
+        else:
+            body |= {"input": [*before, *said["output"], *new]}
+    done = (await cluster.http.get(f"{cluster.url}/v1/sessions/{session}")).json()
+    assert (done["calls"], done["cuts"]) == ({"first": 1, "extended": 2}, {})
+
+
+async def test_thoughts_and_calls_of_responses_go_on_from_their_tokens(cluster, vllm):
+    await cluster.start(replicas=0, session_prompts="recorded")
+    await cluster.bus.put(_member("whole", vllm.parsing))
+    session = (await cluster.http.post(f"{cluster.url}/v1/sessions")).json()["id"]
+    tools = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    how = {name: value for name, value in forced(FORCED).items() if name != "max_tokens"}
+    items = [{"role": "user", "content": "larger of a and 7"}]
+    for kept in ({"function_call", "message"}, {"function_call", "message", "reasoning"}, set()):
+        body = {"model": MODEL, "input": items, "tools": tools, "max_output_tokens": 200, **how}
+        answer = await cluster.http.post(
+            f"{cluster.url}/v1/responses", json=body, headers={"x-session-id": session}
+        )
+        output = answer.json()["output"]
+        assert {item["type"] for item in output} == {"reasoning", "message", "function_call"}
+        (call,) = [item["call_id"] for item in output if item["type"] == "function_call"]
+        items = [*items, *(item for item in output if item["type"] in kept)]
+        items += [{"type": "function_call_output", "call_id": call, "output": "8"}]
+    done = (await cluster.http.get(f"{cluster.url}/v1/sessions/{session}")).json()
+    assert (done["calls"], done["cuts"]) == ({"first": 1, "extended": 2}, {})
 
 
 async def test_an_interrupted_greedy_answer_equals_an_undisturbed_one_token_by_token(

@@ -84,9 +84,9 @@ async def test_a_record_that_is_lost_costs_no_answer(cluster, process):
     made = await SharedSessions(CONFIG, process).create({})
     begin = process.sessions.begin
 
-    async def last_words(name):
+    async def last_words(*call):
         process.gone = True
-        return await begin(name)
+        return await begin(*call)
 
     process.sessions.begin = last_words
     assert (await _say(cluster, made.id)).choices[0].message.content == "aone"

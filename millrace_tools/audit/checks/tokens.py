@@ -25,6 +25,7 @@ class Turns:
         later: calls whose messages go on from an earlier call and its answer.
         rewritten: those of them whose tokens do not.
         first: number of the first of these in the episode, from 1; 0 if there is none.
+        thoughts: those of them before which the model thought.
         prompt: tokens of all prompts.
         fresh: tokens of prompts that no earlier call of the episode had.
         sampled: tokens of all answers.
@@ -36,6 +37,7 @@ class Turns:
     later: int
     rewritten: int
     first: int
+    thoughts: int
     prompt: int
     fresh: int
     sampled: int
@@ -46,7 +48,7 @@ class Turns:
     @classmethod
     def of(cls, exchanges: Sequence[Exchange]) -> "Turns":
         """The turns of an episode; `exchanges` have token ids."""
-        later = rewritten = first = fresh = 0
+        later = rewritten = first = thoughts = fresh = 0
         for number, one in enumerate(exchanges):
             before = [other for other in exchanges[:number] if one.goes_on_from(other)]
             going_on = [other for other in before if one.prompt_ids[: other.end] == other.ids]
@@ -54,11 +56,13 @@ class Turns:
             if before and not going_on:
                 rewritten += 1
                 first = first or number + 1
+                thoughts += any(other.thinks for other in before)
             fresh += len(one.prompt_ids) - max((other.end for other in going_on), default=0)
         return cls(
             later=later,
             rewritten=rewritten,
             first=first,
+            thoughts=thoughts,
             prompt=sum(len(one.prompt_ids) for one in exchanges),
             fresh=fresh,
             sampled=sum(one.end - len(one.prompt_ids) for one in exchanges),
@@ -88,9 +92,11 @@ def _history(played: Sequence[Turns]) -> Finding:
     if not rewritten:
         return _finding(HISTORY, Verdict.PASS, said)
     first = min(one.first for one in played if one.first)
+    thoughts = sum(one.thoughts for one in played)
     said += (
         f"; {rewritten}, the first at call {first}, begin a trajectory of their own: the chat "
-        "template or the environment writes an earlier answer otherwise than it was sampled"
+        "template or the environment writes an earlier answer otherwise than it was sampled, "
+        f"{thoughts} times one with thoughts; session_prompts: recorded of a router avoids that"
     )
     return _finding(HISTORY, Verdict.WARN, said)
 

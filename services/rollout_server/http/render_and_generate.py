@@ -9,7 +9,7 @@ import json
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -32,11 +32,15 @@ from vllm.entrypoints.serve.utils.api_utils import with_cancellation
 from vllm.sampling_params import SamplingParams
 
 from services.protocol.rollout_server import (
+    CUT,
     HISTORY_DEPENDENT,
     RENDER_AND_GENERATE,
     GenerationOrder,
+    RecordedStart,
 )
+from services.protocol.session import CutReason
 from services.rollout_server.http.chat_requests import chat_of_messages, chat_of_responses
+from services.rollout_server.http.continued_prompt import continued_prompt
 
 _JSON = "application/json"
 _MAX_LOGPROBS = 20
@@ -109,11 +113,11 @@ async def _answer(request: Request) -> Response:
 
 async def _generate(order: GenerationOrder, raw_request: Request) -> Response:
     state = raw_request.app.state
-    rendered = await _render(order, raw_request)
-    if isinstance(rendered, ErrorResponse):
-        return _error(rendered)
-    prepared = prepare(rendered.request, order)
-    told = rendered.told()
+    found = await rendered(order, raw_request)
+    if isinstance(found, ErrorResponse):
+        return _error(found)
+    prepared = prepare(found.request, order)
+    told = found.told()
     made = await state.serving_tokens.serve_tokens(prepared, raw_request)
     if isinstance(made, ErrorResponse):
         return _error(made)
@@ -127,20 +131,23 @@ _cancelled_with_client = with_cancellation(_generate)  # type: ignore[no-untyped
 
 
 @dataclass(frozen=True)
-class _Rendered:
+class Rendered:
     """What a client's request comes to."""
 
     request: GenerateRequest
     chat: str | None = None  # as JSON, where the client sent something else
+    cut: CutReason | None = None  # why the prompt does not begin with the recorded tokens
 
     def told(self) -> bytes:
         """As JSON, without the braces."""
         request = self.request.model_dump_json(exclude_none=True).encode()
         chat = b"" if self.chat is None else b',"chat":%b' % self.chat.encode()
-        return b'"request":%b%b' % (request, chat)
+        cut = b"" if self.cut is None else b',"%b":"%b"' % (CUT.encode(), self.cut.encode())
+        return b'"request":%b%b%b' % (request, chat, cut)
 
 
-async def _render(order: GenerationOrder, raw_request: Request) -> _Rendered | ErrorResponse:
+async def rendered(order: GenerationOrder, raw_request: Request) -> Rendered | ErrorResponse:
+    """What vLLM generates from: its request with the prompt's tokens."""
     render = raw_request.app.state.serving_render
     if order.endpoint == "completions":
         completion = _checked(CompletionRequest, order.body)
@@ -148,18 +155,40 @@ async def _render(order: GenerationOrder, raw_request: Request) -> _Rendered | E
         if isinstance(several, ErrorResponse):
             return several
         assert len(several) == 1, "several prompts have no journal"
-        return _Rendered(several[0])
+        return Rendered(several[0])
     try:
         chat = await _chat(order, raw_request)
     except ValueError as error:  # vLLM's own conversions raise it, and its routes answer so
         return create_error_response(error)
     told = None if order.endpoint in ("chat", "tokens") else _told(chat)
-    rendered = await render.render_chat_request(chat, raw_request)
-    if isinstance(rendered, ErrorResponse):
-        return rendered
+    cut = None if order.start is None else await _continue(chat, order, raw_request)
+    request = await render.render_chat_request(chat, raw_request)
+    if isinstance(request, ErrorResponse):
+        return request
     if order.endpoint == "tokens":
-        return _with_tokens(rendered, order.body.get("tokens"), render.model_config.max_model_len)
-    return _Rendered(rendered, told)
+        return _with_tokens(request, order.body.get("tokens"), render.model_config.max_model_len)
+    return Rendered(request, told, cut)
+
+
+async def _continue(
+    chat: ChatCompletionRequest, order: GenerationOrder, raw_request: Request
+) -> CutReason | None:
+    """Give the chat its prompt, which begins with the recorded tokens; or say why it has none."""
+    assert order.start is not None
+    start, body = RecordedStart(**order.start), order.body
+    if order.endpoint != "chat":
+        name = "input" if order.endpoint == "responses" else "messages"
+        begun = {**body, name: body[name][: start.messages]}
+        known = await _chat(replace(order, body=begun), raw_request)
+        start = replace(start, messages=len(known.messages))
+        body = json.loads(_told(chat))
+    renderer = raw_request.app.state.serving_render.online_renderer
+    prompt = await continued_prompt(renderer, body, start)
+    if isinstance(prompt, str):
+        return prompt
+    # vLLM then renders no messages; all else about the request is as ever.
+    chat.kv_transfer_params = {"prompt_token_ids": prompt}
+    return None
 
 
 def _told(chat: ChatCompletionRequest) -> str:
@@ -173,7 +202,7 @@ def _told(chat: ChatCompletionRequest) -> str:
 
 def _with_tokens(
     rendered: GenerateRequest, tokens: Any, max_model_len: int
-) -> _Rendered | ErrorResponse:
+) -> Rendered | ErrorResponse:
     """The request with the client's own prompt in place of the rendered messages."""
     left = max_model_len - len(tokens) if isinstance(tokens, list) else 0
     if left < 1 or not all(type(one) is int and one >= 0 for one in tokens) or not tokens:
@@ -181,7 +210,7 @@ def _with_tokens(
         return create_error_response(message, param="tokens")
     rendered.token_ids = tokens
     rendered.sampling_params.max_tokens = min(rendered.sampling_params.max_tokens or left, left)
-    return _Rendered(rendered)
+    return Rendered(rendered)
 
 
 async def _chat(order: GenerationOrder, raw_request: Request) -> ChatCompletionRequest:

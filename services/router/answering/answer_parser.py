@@ -35,12 +35,20 @@ class AnswerParser:
         request: as prepared.
         model: the model that answers.
         replicas: any of them can parse.
+        known: tokens of the prompt that an earlier answer ends. Parsers look back for marks: those
+            of earlier thoughts would tell them that this answer's have ended.
     """
 
     def __init__(
-        self, ask: ClientRequest, request: dict[str, Any], *, model: str, replicas: Replicas
+        self,
+        ask: ClientRequest,
+        request: dict[str, Any],
+        *,
+        model: str,
+        replicas: Replicas,
+        known: int = 0,
     ) -> None:
-        self._ask, self._prompt, self._model = ask, request["token_ids"], model
+        self._ask, self._prompt, self._model = ask, request["token_ids"][known:], model
         self._replicas = replicas
         self._same = json.dumps(
             {
@@ -76,8 +84,9 @@ class AnswerParser:
         message: dict[str, Any] = answer["choices"][0]["message"]
         found = message.pop("tool_calls", None) or []
         calls = found if self._ask.offers_tools else []
-        if self._ask.body.get("parallel_tool_calls") is False:
+        if self._single_call:
             calls = calls[:1]
+        journal.hides_calls = len(calls) < len(found)
         message = {**message, "role": self._ask.role}
         return message | ({"tool_calls": calls} if calls else {})
 
@@ -102,6 +111,10 @@ class AnswerParser:
                 for piece in _steps(batch):
                     yield replace(piece, delta=await self._delta(piece))
 
+    @property
+    def _single_call(self) -> bool:
+        return self._ask.body.get("parallel_tool_calls") is False
+
     def _pause_s(self) -> float:
         return self._busy_s * _REST
 
@@ -124,6 +137,8 @@ class AnswerParser:
         self._busy_s += time.monotonic() - began
         self._states[journal.index] = answer["stream_state"]
         delta = _without_nulls(answer["chunk"]["choices"][0]["delta"])
+        journal.message = _joined(journal.message or {"role": self._ask.role}, delta)
+        journal.hides_calls = self._single_call
         return {name: value for name, value in delta.items() if value and name != "role"}
 
     def _choice(
@@ -177,6 +192,19 @@ def _without_nulls(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _without_nulls(part) for name, part in value.items() if part is not None}
     return [_without_nulls(part) for part in value] if isinstance(value, list) else value
+
+
+def _joined(message: dict[str, Any], delta: dict[str, Any]) -> dict[str, Any]:
+    """The message with what a delta adds to it, as clients add deltas up."""
+    texts = ("content", "reasoning")
+    added = {name: message.get(name, "") + delta[name] for name in texts if delta.get(name)}
+    calls = list(message.get("tool_calls", ()))
+    for part in delta.get("tool_calls") or ():
+        calls += [{"function": {}}] * (part["index"] + 1 - len(calls))
+        known, new = calls[part["index"]]["function"], part.get("function", {})
+        arguments = known.get("arguments", "") + new.get("arguments", "")
+        calls[part["index"]] = {"function": {**known, **new, "arguments": arguments}}
+    return {**message, **added, "tool_calls": calls}
 
 
 def _spelled(token_ids: list[int], journal: ChoiceJournal) -> list[int]:

@@ -59,7 +59,8 @@ class ChoiceJournal:
         entries: logprob entries as the client gets them, length T, if they are kept.
         visible: the client has been shown something of it.
         parsed: its message is parsed from its tokens (`answer_parser`).
-        message: the parsed message, once the choice is settled.
+        message: the parsed message, whole once the choice is settled.
+        hides_calls: the message may have fewer tool calls than the tokens.
         settled: nothing more will come, neither tokens nor text.
     """
 
@@ -76,7 +77,7 @@ class ChoiceJournal:
         self._keep_logprobs, self._streamed = keep_logprobs, streamed
         self._end_tokens = set() if end_tokens is None else end_tokens
         self.segments = 0
-        self.visible = self.parsed = False
+        self.visible = self.parsed = self.hides_calls = False
         self.message: dict[str, Any] | None = None
         self.clear()
 

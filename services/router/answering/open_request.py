@@ -7,7 +7,8 @@ from copy import copy
 from dataclasses import asdict, replace
 from typing import Any, Literal
 
-from services.protocol.rollout_server import GenerationOrder
+from services.protocol.rollout_server import CUT, GenerationOrder, RecordedStart
+from services.protocol.session import CutReason
 from services.router.answering.answer_parser import AnswerParser
 from services.router.answering.continuation import ENGINE_DEFAULT_MAX_TOKENS
 from services.router.answering.failover import ChoiceFailover
@@ -32,6 +33,7 @@ class OpenRequest:
         ask: what the client wants.
         replicas: where it can be had.
         recorded: a session keeps its tokens with their logprobs.
+        start: recorded tokens that its prompt is to begin with.
 
     Attributes:
         ask: what the client wants; once it is rendered, in the words of a chat where it comes to
@@ -42,10 +44,19 @@ class OpenRequest:
         phases: where its time goes.
         prompt_details: what the replica reports of the prompt's tokens, such as how many it had in
             its cache; None if it tells nothing, or was lost before.
+        cut: why the prompt does not begin with the recorded tokens; None: it does, or there are
+            none.
     """
 
-    def __init__(self, ask: ClientRequest, replicas: Replicas, *, recorded: bool = False) -> None:
-        self.ask, self._replicas = ask, replicas
+    def __init__(
+        self,
+        ask: ClientRequest,
+        replicas: Replicas,
+        *,
+        recorded: bool = False,
+        start: RecordedStart | None = None,
+    ) -> None:
+        self.ask, self._replicas, self._start = ask, replicas, start
         # Engines charge a tenth of a short answer for them.
         self._keep_logprobs = recorded or ask.logprobs or ask.return_trajectory
         self.journals: list[ChoiceJournal] = []
@@ -53,6 +64,7 @@ class OpenRequest:
         self.parser: AnswerParser | None = None
         self.phases = Phases()
         self.prompt_details: dict[str, Any] | None = None
+        self.cut: CutReason | None = None
         self._request: dict[str, Any] | None = None
         self._model = ask.model
         self._failovers: list[ChoiceFailover] = []
@@ -163,6 +175,7 @@ class OpenRequest:
             async for chunk in chunks:
                 if (request := chunk.get("request")) is not None:
                     self.ask = replace(self.ask, body=chunk.get("chat", self.ask.body))
+                    self.cut = chunk.get(CUT)
                     self._rendered(request)
                     segment.rendered(len(self.prompt_token_ids))
                     self._begin_segment(reservation)
@@ -194,6 +207,7 @@ class OpenRequest:
             logprobs=self._keep_logprobs,
             interval=self._interval,
             fixed=asdict(ask.fixed) if ask.fixed is not None else None,
+            start=asdict(self._start) if self._start is not None else None,
         )
 
     def _rendered(self, request: dict[str, Any]) -> None:
@@ -219,10 +233,17 @@ class OpenRequest:
         ]
         if parses:
             self.parser = AnswerParser(
-                ask, self._request, model=self.model, replicas=self._replicas
+                ask, request, model=self.model, replicas=self._replicas, known=self._known
             )
             for journal in self.journals:
                 journal.parsed = True
+
+    @property
+    def _known(self) -> int:
+        """Tokens of the prompt that were recorded before, but for the last, which ends a turn."""
+        if self._start is None or self.cut is not None:
+            return 0
+        return len(self._start.token_ids) - 1
 
     def _direct_piece(self, reservation: Reservation, item: dict[str, Any]) -> Piece:
         """Tokens of an uncut choice: the engine's own text is right."""

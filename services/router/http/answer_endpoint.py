@@ -144,7 +144,7 @@ class AnswerEndpoint:
                     caller=record.key or "",
                 )
                 record.ask = ask
-                async with SessionCall(self._sessions, ask.session) as call:
+                async with self._session_call(ask) as call:
                     record.ask = ask = ask.under(call.fixed)
                     if ask.model in self._external_models:
                         passing = PassThrough(ask, None, self._external)
@@ -167,12 +167,16 @@ class AnswerEndpoint:
             )
             return "internal_error"
 
+    def _session_call(self, ask: ClientRequest) -> SessionCall:
+        goes_on = self._replicas.config.session_prompts == "recorded"
+        return SessionCall(self._sessions, ask, goes_on=goes_on)
+
     async def _answer(
         self, ask: ClientRequest, call: SessionCall, answer: HttpAnswer, record: RequestRecord
     ) -> None:
         if ask.unjournaled is not None:
             raise Unjournaled(ask.unjournaled)
-        request = OpenRequest(ask, self._replicas, recorded=call.recorded)
+        request = OpenRequest(ask, self._replicas, recorded=call.recorded, start=call.start)
         record.served = request
         writer = answer.door.writer(request)
         async with aclosing(call.watched(request)) as pieces:

@@ -3,7 +3,7 @@
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,8 @@ from services.observability.log import Log
 from services.observability.metrics import RouterMetrics
 from services.protocol.errors import InvalidInput
 from services.protocol.session import SESSION_PREFIX
-from services.router.trajectories.trajectory_tree import History, RecordedCall, RecordedChoice
+from services.router.trajectories.history import History
+from services.router.trajectories.trajectory_tree import RecordedCall, RecordedChoice
 
 _LOG = Log("router")
 _LOCKED_S = 10.0
@@ -114,25 +115,51 @@ def _changes(file: Path) -> tuple[list[Change], int]:
 def written(call: RecordedCall) -> list[Any]:
     """A call as JSON has it."""
     choices = [
-        [list(one.token_ids), list(one.logprobs), list(one.spans), one.finish_reason, one.text]
+        [
+            list(one.token_ids),
+            list(one.logprobs),
+            list(one.spans),
+            one.finish_reason,
+            one.text,
+            one.message,
+        ]
         for one in call.choices
     ]
-    return [list(call.prompt_token_ids), choices, call.history.messages]
+    history = call.history
+    return [
+        list(call.prompt_token_ids),
+        choices,
+        history.messages,
+        [history.settings.hex(), call.cut],
+    ]
 
 
-def read_call(prompt: list[int], choices: list[list[Any]], messages: list[Any]) -> RecordedCall:
-    """The call that was `written`."""
+def read_call(
+    prompt: list[int], choices: list[list[Any]], messages: list[Any], more: Sequence[Any] = ()
+) -> RecordedCall:
+    """The call that was `written`, in a file of an earlier version perhaps with less."""
+    settings, cut = more or ("", None)
     return RecordedCall(
         prompt_token_ids=prompt,
-        choices=[
-            RecordedChoice(
-                token_ids=token_ids,
-                logprobs=logprobs,
-                spans=[(version, start, end, replica) for version, start, end, replica in spans],
-                finish_reason=finish_reason,
-                text=text,
-            )
-            for token_ids, logprobs, spans, finish_reason, text in choices
-        ],
-        history=History(messages),
+        choices=[_read_choice(*choice) for choice in choices],
+        history=History(messages, bytes.fromhex(settings)),
+        cut=cut,
+    )
+
+
+def _read_choice(
+    token_ids: list[int],
+    logprobs: list[float],
+    spans: list[list[Any]],
+    finish_reason: str,
+    text: str,
+    message: dict[str, Any] | None = None,
+) -> RecordedChoice:
+    return RecordedChoice(
+        token_ids=token_ids,
+        logprobs=logprobs,
+        spans=[(version, start, end, replica) for version, start, end, replica in spans],
+        finish_reason=finish_reason,
+        text=text,
+        message=message,
     )

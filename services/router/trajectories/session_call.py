@@ -5,11 +5,15 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Self
 
-from services.router.answering.journal import Piece
+from services.protocol.rollout_server import RecordedStart
+from services.protocol.session import CutReason
+from services.router.answering.journal import ChoiceJournal, Piece
 from services.router.answering.open_request import OpenRequest
+from services.router.request.client_request import ClientRequest
 from services.router.request.fixed_settings import FixedSettings
+from services.router.trajectories.history import History
 from services.router.trajectories.shared_sessions import SessionRecords
-from services.router.trajectories.trajectory_tree import History, RecordedCall, RecordedChoice
+from services.router.trajectories.trajectory_tree import RecordedCall, RecordedChoice
 
 
 class SessionCall:
@@ -18,22 +22,39 @@ class SessionCall:
     A call counts when its last token is there, before the client can know it: so the next
     call, or `finish`, always finds it recorded.
 
+    Args:
+        sessions: all recorded sessions.
+        ask: the call.
+        goes_on: whether its prompt is to begin with the recorded tokens of its conversation.
+
     Raises:
         RequestFailed: on entering, if the session takes no calls.
 
     Attributes:
         fixed: what holds for the call, whatever it says.
+        start: the recorded tokens that its prompt begins with; None: there are none.
     """
 
-    def __init__(self, sessions: SessionRecords, session: str | None) -> None:
-        self._sessions, self._session = sessions, session
+    def __init__(self, sessions: SessionRecords, ask: ClientRequest, *, goes_on: bool) -> None:
+        self._sessions, self._session = sessions, ask.session
         self._number: int | None = None
+        self._cut: CutReason | None = None
+        self._history: History | None = None
+        if goes_on and ask.endpoint == "tokens":
+            self._cut = "api"  # it has a prompt of its own
+        elif goes_on and ask.session is not None and ask.is_chat:
+            self._history = History.of(ask.body)
         self.fixed: FixedSettings | None = None
+        self.start: RecordedStart | None = None
 
     async def __aenter__(self) -> Self:
-        start = await self._sessions.begin(self._session)
-        if start is not None:
-            self._number, self.fixed = start.number, start.fixed
+        begun = await self._sessions.begin(self._session, self._history)
+        if begun is not None:
+            self._number, self.fixed = begun.number, begun.fixed
+            if isinstance(begun.start, RecordedStart):
+                self.start = begun.start
+            else:
+                self._cut = begun.start or self._cut
         return self
 
     async def __aexit__(
@@ -62,26 +83,28 @@ class SessionCall:
         if self._number is None or self._session is None:
             return
         number, self._number = self._number, None
-        call = None if request is None else _recorded(request)
+        call = None if request is None else self._recorded(request)
         await self._sessions.end(self._session, number, call)
 
-
-def _recorded(request: OpenRequest) -> RecordedCall | None:
-    choices = [
-        RecordedChoice(
-            token_ids=journal.token_ids,
-            logprobs=journal.logprobs,
-            spans=journal.spans,
-            finish_reason=journal.finish_reason or "",
-            text=journal.text,
+    def _recorded(self, request: OpenRequest) -> RecordedCall | None:
+        choices = [_choice(journal) for journal in request.journals if journal.token_ids]
+        if not choices:
+            return None
+        return RecordedCall(
+            prompt_token_ids=request.prompt_token_ids,
+            choices=choices,
+            history=self._history or History.of(request.ask.body),
+            cut=request.cut or self._cut,
         )
-        for journal in request.journals
-        if journal.token_ids
-    ]
-    if not choices:
-        return None
-    return RecordedCall(
-        prompt_token_ids=request.prompt_token_ids,
-        choices=choices,
-        history=History.of(request.ask.body),
+
+
+def _choice(journal: ChoiceJournal) -> RecordedChoice:
+    plain = {"role": "assistant", "content": journal.text}
+    return RecordedChoice(
+        token_ids=journal.token_ids,
+        logprobs=journal.logprobs,
+        spans=journal.spans,
+        finish_reason=journal.finish_reason or "",
+        text=journal.text,
+        message=None if journal.hides_calls else journal.message or plain,
     )

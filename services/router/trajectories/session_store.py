@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Literal
 
+from services.protocol.rollout_server import RecordedStart
 from services.protocol.router import SESSION_HEADER
 from services.protocol.session import (
     SESSION_PREFIX,
     CallKind,
+    CutReason,
     SessionEnding,
     SessionOffer,
     SessionState,
@@ -19,6 +21,7 @@ from services.protocol.session import (
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed
 from services.router.request.fixed_settings import FixedSettings
+from services.router.trajectories.history import History
 from services.router.trajectories.trajectory_tree import RecordedCall, TrajectoryTree
 
 _LONGEST_CALL_S = 24 * 3600.0
@@ -33,10 +36,13 @@ class CallStart:
     Attributes:
         number: the call's.
         fixed: what holds for it, whatever it says; None: nothing.
+        start: the recorded tokens that its prompt begins with, or why it has none; None: it goes
+            on from no recorded answer, or the prompt is the template's.
     """
 
     number: int
     fixed: FixedSettings | None
+    start: RecordedStart | CutReason | None = None
 
 
 @dataclass(kw_only=True, eq=False)
@@ -89,6 +95,7 @@ class Session:
             offer="none" if self.offer is None else "taken" if self.taken else "waiting",
             cursor=self.cursor,
             calls={str(kind): count for kind, count in self.calls.items()},
+            cuts={str(reason): count for reason, count in self.tree.cuts.items()},
             open_calls=len(self.open),
             unrecorded_calls=self.unrecorded_calls,
             tokens=self.tree.tokens,
@@ -105,6 +112,7 @@ class SessionStore:
     Attributes:
         tokens: token ids kept, over all sessions.
         dropped: sessions dropped so far, by reason.
+        cuts: calls recorded so far that go on from an answer without its tokens, by reason.
     """
 
     def __init__(
@@ -119,6 +127,7 @@ class SessionStore:
         self._last_cursor, self._last_call = 0, 0
         self.tokens = 0
         self.dropped: Counter[DropReason] = Counter()
+        self.cuts: Counter[CutReason] = Counter()
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -166,8 +175,8 @@ class SessionStore:
             raise RequestFailed(404, "session_not_found", message, param=SESSION_HEADER)
         return session
 
-    def begin(self, session: Session, *, now: float) -> CallStart:
-        """A call of the session begins.
+    def begin(self, session: Session, history: History | None = None, *, now: float) -> CallStart:
+        """A call of the session begins; with a history, it is to go on from recorded tokens.
 
         Raises:
             RequestFailed: 409 `session_finished`.
@@ -179,7 +188,8 @@ class SessionStore:
         session.open[self._last_call] = now
         self._use(session, now)
         session.begun += 1
-        return CallStart(self._last_call, session.fixed())
+        start = None if history is None else session.tree.start(history)
+        return CallStart(self._last_call, session.fixed(), start)
 
     def end(
         self, session_id: str, number: int, call: RecordedCall | None, *, now: float
@@ -215,10 +225,12 @@ class SessionStore:
 
     def record(self, session: Session, call: RecordedCall, *, now: float) -> CallKind:
         """Add a call that has ended to an open session; returns how it joined."""
-        before = session.tree.tokens
-        kind = session.tree.record(call)
+        tree = session.tree
+        tokens, cuts = tree.tokens, tree.cuts.copy()
+        kind = tree.record(call)
         session.calls[kind] += 1
-        self.tokens += session.tree.tokens - before
+        self.tokens += tree.tokens - tokens
+        self.cuts += tree.cuts - cuts
         self._use(session, now)
         self._drop_excess(now)
         return kind

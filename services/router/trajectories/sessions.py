@@ -21,6 +21,7 @@ from services.protocol.session import (
 )
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed, bad_request
+from services.router.trajectories.history import History
 from services.router.trajectories.kept_sessions import (
     Change,
     KeptSessions,
@@ -60,8 +61,12 @@ class Sessions:
         for name, changes in self._kept.read() if self._kept else ():
             self._restore(name, changes)
 
-    async def begin(self, name: str | None) -> CallStart | None:
+    async def begin(self, name: str | None, history: History | None = None) -> CallStart | None:
         """A call that names a session begins; None if the session is not recorded.
+
+        Args:
+            name: the session.
+            history: its messages, if it is to go on from recorded tokens.
 
         Raises:
             RequestFailed: 404 `session_not_found`, 409 `session_finished`, 400 for a name
@@ -81,14 +86,17 @@ class Sessions:
                 rule = "1 to 128 letters, digits, or any of _ . : -"
                 raise bad_request(f"{name[:200]!r} cannot be recorded: use {rule}", SESSION_HEADER)
             session = self._create({}, name)
-        return self._store.begin(session, now=now)
+        return self._store.begin(session, history, now=now)
 
     async def end(self, name: str, number: int, call: RecordedCall | None) -> None:
         """A call that began is over; without a record it left nothing."""
+        cuts = self._store.cuts.copy()
         kind = self._store.end(name, number, call, now=time.monotonic())
         if kind is not None and call is not None:
             self._keep(name, "record", *written(call))
         RouterMetrics.session_calls.inc(tags={"kind": kind or "unrecorded"})
+        for reason in self._store.cuts - cuts:
+            RouterMetrics.session_cuts.inc(tags={"reason": reason})
         self._show()
 
     async def create(

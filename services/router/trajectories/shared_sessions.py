@@ -17,6 +17,7 @@ from services.protocol.session import (
 )
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed
+from services.router.trajectories.history import History
 from services.router.trajectories.session_store import CallStart
 from services.router.trajectories.sessions import Sessions
 from services.router.trajectories.trajectory_tree import RecordedCall
@@ -35,13 +36,13 @@ class SharedSessions:
     def __init__(self, config: RouterConfig, peer: RemoteService) -> None:
         self._config, self._peer = config, peer
 
-    async def begin(self, name: str | None) -> CallStart | None:
+    async def begin(self, name: str | None, history: History | None = None) -> CallStart | None:
         """See `Sessions`."""
         if name is None:
             return None
         if not (self._config.record_sessions or name.startswith(SESSION_PREFIX)):
             return None
-        return await self._ask("begin", name)
+        return await self._ask("begin", name, history)
 
     async def end(self, name: str, number: int, call: RecordedCall | None) -> None:
         """See `Sessions`."""

@@ -4,95 +4,32 @@ A call goes on from an earlier answer if its prompt begins with that answer's pr
 tokens, one for one. Answers therefore form trees, and every leaf ends one trajectory.
 """
 
-import hashlib
 from array import array
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from services.protocol.session import CallKind, SessionTrajectory
+from services.protocol.rollout_server import RecordedStart
+from services.protocol.session import CallKind, CutReason, SessionTrajectory
 from services.router.answering.journal import Span
-
-
-@dataclass(frozen=True, slots=True)
-class HistoryMark:
-    """The messages of one call: how many, and their digest."""
-
-    length: int
-    digest: bytes
-
-
-class History:
-    """The messages of a call as digests; empty for a completion, whose prompt has none.
-
-    Token ids alone decide what a trajectory is. This only tells why the ids of a conversation that
-    goes on do not go on.
-
-    Attributes:
-        messages: as the client sent them.
-    """
-
-    def __init__(self, messages: Sequence[Any]) -> None:
-        self.messages = messages
-        running = hashlib.blake2b(digest_size=16)
-        self._digests = [running.digest()]
-        for message in messages:
-            running.update(repr(_plain(message)).encode(errors="replace"))
-            self._digests.append(running.digest())
-
-    @classmethod
-    def of(cls, body: Mapping[str, Any]) -> "History":
-        """The messages in a request's body."""
-        messages = body.get("messages")
-        return cls(messages if isinstance(messages, list) else [])
-
-    @property
-    def mark(self) -> HistoryMark:
-        """What is kept of it."""
-        return HistoryMark(len(self.messages), self._digests[-1])
-
-    def goes_on_from(self, mark: HistoryMark, answer: str) -> bool:
-        """Whether it is `mark`, then what `answer` says, then perhaps more."""
-        at = mark.length
-        if not at or at >= len(self.messages) or self._digests[at] != mark.digest:
-            return False
-        role, text, calls = _plain(self.messages[at])
-        if role != "assistant" or not all(name in answer for name in calls):
-            return False
-        text, answer = text.strip(), answer.strip()
-        if calls and not text:
-            return True
-        # Reasoning is left out before the text, tool calls after it.
-        return text == answer or (bool(text) and (answer.endswith(text) or answer.startswith(text)))
-
-
-def _plain(message: Any) -> tuple[str, str, tuple[str, ...]]:
-    """Role, text and names of called tools: what every framework passes back."""
-    if not isinstance(message, dict):
-        return "", repr(message), ()
-    content = message.get("content") or ""
-    if isinstance(content, list):
-        parts = [part.get("text") if isinstance(part, dict) else part for part in content]
-        content = "".join(part if isinstance(part, str) else "" for part in parts)
-    calls = message.get("tool_calls")
-    functions = [
-        call.get("function")
-        for call in (calls if isinstance(calls, list) else [])
-        if isinstance(call, dict)
-    ]
-    names = tuple(str(f.get("name")) for f in functions if isinstance(f, dict))
-    return str(message.get("role")), str(content), names
+from services.router.trajectories.history import AnswerMark, History, HistoryMark
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedChoice:
-    """One finished answer: at least one token, each with its logprob, covered by spans."""
+    """One finished answer: at least one token, each with its logprob, covered by spans.
+
+    Attributes:
+        message: what the client was shown; None: not all that was sampled.
+    """
 
     token_ids: Sequence[int]
     logprobs: Sequence[float]
     spans: Sequence[Span]
     finish_reason: str
     text: str
+    message: Mapping[str, Any] | None = None
 
 
 class Turn:
@@ -105,6 +42,7 @@ class Turn:
         sampled: its own tokens.
         depth: tokens up to its end.
         turns: answers up to it, itself included.
+        cut: why its call goes on from an earlier answer without its tokens, None if it does not.
     """
 
     def __init__(
@@ -114,11 +52,14 @@ class Turn:
         put: "array[int]",
         parent: "Turn | None",
         kind: CallKind,
-        mark: HistoryMark,
+        call: "RecordedCall",
     ) -> None:
         begin: int = parent.depth if parent else 0
         self.turns: int = parent.turns + 1 if parent else 1
-        self.parent, self.kind, self.mark, self.put = parent, kind, mark, put
+        self.parent, self.kind, self.put = parent, kind, put
+        self.mark: HistoryMark = call.history.mark
+        self.answer = None if choice.message is None else AnswerMark.of(choice.message)
+        self.cut: CutReason | None = call.cut
         self.sampled, self.logprobs = array("i", choice.token_ids), array("d", choice.logprobs)
         self.spans = tuple(choice.spans)
         self.finish_reason, self.text = choice.finish_reason, choice.text
@@ -133,6 +74,15 @@ class Turn:
             and prompt[own - len(self.put) : own] == self.put
         )
 
+    def token_ids(self) -> list[int]:
+        """All tokens up to its end."""
+        parts: list[array[int]] = []
+        turn: Turn | None = self
+        while turn is not None:
+            parts += [turn.sampled, turn.put]
+            turn = turn.parent
+        return [token for part in reversed(parts) for token in part]
+
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedCall:
@@ -142,11 +92,14 @@ class RecordedCall:
         prompt_token_ids: the whole rendered prompt.
         choices: its answers, several with `n` > 1.
         history: what the client sent, to tell why a prompt goes on from no earlier answer.
+        cut: why its prompt does not begin with the tokens of the answer that it goes on from, if
+            that is known.
     """
 
     prompt_token_ids: Sequence[int]
     choices: Sequence[RecordedChoice]
     history: History
+    cut: CutReason | None = None
 
 
 class TrajectoryTree:
@@ -156,12 +109,14 @@ class TrajectoryTree:
         tokens: token ids kept.
         leaves: how many trajectories there are.
         written_out: tokens of all trajectories, common ones counted in each.
+        cuts: calls that go on from an earlier answer without its tokens, by reason.
     """
 
     def __init__(self) -> None:
         self._turns: list[Turn] = []  # parents before children
         self._children: dict[Turn | None, list[Turn]] = {}
         self.tokens = self.leaves = self.written_out = 0
+        self.cuts: Counter[CutReason] = Counter()
 
     def record(self, call: RecordedCall) -> CallKind:
         """Add a call with at least one answer and say how it joined."""
@@ -174,6 +129,9 @@ class TrajectoryTree:
         # The same prompt is kept once, however many answers it gets.
         same = next((turn.put for turn in siblings if turn.put == put), None)
         kind = self._kind(call, parent, asked_before=same is not None)
+        call = replace(call, cut=self._cut(call, kind))
+        if call.cut is not None:
+            self.cuts[call.cut] += 1
         self.tokens += len(put) if same is None else 0
         for choice in call.choices:
             turn = Turn(
@@ -181,7 +139,7 @@ class TrajectoryTree:
                 put=put if same is None else same,
                 parent=parent,
                 kind=kind,
-                mark=call.history.mark,
+                call=call,
             )
             self._turns.append(turn)
             siblings.append(turn)
@@ -189,6 +147,30 @@ class TrajectoryTree:
             self.leaves += 1
             self.written_out += turn.depth
         return kind
+
+    def start(self, history: History) -> RecordedStart | CutReason | None:
+        """The recorded tokens that a new call goes on from.
+
+        Returns:
+            These; or why it cannot go on from an answer that it repeats; None: it repeats none.
+        """
+        found: Turn | None = None
+        for turn in reversed(self._turns):  # of equals the newest one
+            longer = found is None or turn.mark.length > found.mark.length
+            if longer and history.repeats(turn.mark, turn.answer):
+                found = turn
+        known = 0 if found is None else found.mark.length
+        if any(
+            turn.mark.length > known and history.goes_on_from(turn.mark, turn.text)
+            for turn in self._turns
+        ):
+            return "edited"
+        if found is None:
+            return None
+        if found.mark.settings != history.settings:
+            return "settings"
+        messages = history.through(found.mark.length)
+        return RecordedStart(token_ids=found.token_ids(), messages=messages)
 
     def reading(self) -> "TrajectoryReading":
         """What is recorded now, to be written out."""
@@ -219,6 +201,15 @@ class TrajectoryTree:
         ):
             return "retokenized"
         return "branched" if parent else "other_history"
+
+    def _cut(self, call: RecordedCall, kind: CallKind) -> CutReason | None:
+        """Why a call that joined so begins a trajectory, if it goes on from an earlier answer."""
+        if kind == "retokenized":
+            known = call.cut or self.start(call.history)
+            return known if isinstance(known, str) else "template"
+        # An API of which nothing is known may well have begun another conversation.
+        known_to_go_on = kind in ("branched", "other_history") and call.cut != "api"
+        return call.cut if known_to_go_on else None
 
 
 class TrajectoryReading:
@@ -289,6 +280,7 @@ def _trajectory(leaf: Turn, heirs: Mapping[Turn, Turn]) -> SessionTrajectory:
         finish_reason=leaf.finish_reason,
         text=leaf.text,
         begun_by=own.kind,
+        cut=own.cut,
         calls=len(path),
         shared_tokens=shared,
     )
