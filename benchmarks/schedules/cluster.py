@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from benchmarks.schedules.bus import Bus
-from benchmarks.schedules.hardware import Hardware, Trace, simulated
+from benchmarks.schedules.hardware import Trace, simulated
 from benchmarks.schedules.rollouts import Rollouts
+from millrace_tools.simulation.hardware import Hardware
 from services.orchestrator.core.context import Peers
 from services.protocol.reward.reward_service import Score, ScoreJob
 from services.protocol.train_batch import TrainBatch

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from benchmarks.schedules.bus import Bus
-from benchmarks.schedules.hardware import LONGEST, Hardware, Trace, simulated
+from benchmarks.schedules.hardware import LONGEST, Trace, simulated
+from millrace_tools.simulation.hardware import Hardware
 from services.orchestrator.rollout.rollout import Arrived, RolloutRequest
 from services.protocol.trajectory import PolicySpan, Trajectory
 

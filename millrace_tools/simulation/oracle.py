@@ -20,8 +20,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from benchmarks.clock import Clock
-from benchmarks.schedules.hardware import Setup
+from millrace_tools.simulation.clock import Clock
+from millrace_tools.simulation.hardware import Setup
 
 ORDERS: dict[str, Callable[[Sequence[int], int], float]] = {
     "oldest first": lambda tokens, place: 0.0,
