@@ -28,6 +28,7 @@ _STYLES = {Verdict.PASS: "", Verdict.WARN: "yellow", Verdict.FAIL: "bold red"}
     option("--key-env", metavar="NAME", help="environment variable with its API key"),
     option("--samples", type=int, default=8, help="answers of that model to each task (8)"),
     option("--deployment", metavar="FILE", help="the Serve file that registers your graders"),
+    option("--agent", metavar="COMMAND", help="plays tasks of `environment: external`"),
     option("--out", type=Path, default=Path("audit"), help="folder of audit.json and audit.html"),
 )
 def audit(arguments: argparse.Namespace, console: Console) -> int:

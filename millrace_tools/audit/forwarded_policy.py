@@ -1,18 +1,19 @@
 """A server on loopback that asks another one, and remembers what was said."""
 
 import argparse
-import itertools
 import os
+import time
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import httpx
 from aiohttp import web
 
+from millrace_tools.audit.episode_server import EpisodeServer, Heard, refusal
+from millrace_tools.audit.wire_formats import asked_in, said_in, with_aside
 from millrace_tools.deploy.run_file import read_run_file
 from services.protocol.errors import InvalidInput
-from services.protocol.router import SESSION_HEADER
 
 _ANSWER_S, _SHOWN = 600.0, 300
 _UNKNOWN = (httpx.codes.BAD_REQUEST, httpx.codes.UNPROCESSABLE_ENTITY)
@@ -26,11 +27,18 @@ class Exchange:
         asked: the conversation, or the prompt.
         answered: the whole answer, as JSON; None if it was an error.
         problem: status and words of an error, empty if there was none.
+        seconds: from the call to its answer.
     """
 
     asked: list[dict[str, Any]]
     answered: dict[str, Any] | None
     problem: str
+    seconds: float = 0.0
+
+    @property
+    def said(self) -> str:
+        """The text of the answer."""
+        return said_in(self.answered or {})
 
     @property
     def prompt_ids(self) -> list[int]:
@@ -61,11 +69,11 @@ class Exchange:
 
     @property
     def _choice(self) -> dict[str, Any]:
-        return (self.answered or {"choices": [{}]})["choices"][0]
+        return ((self.answered or {}).get("choices") or [{}])[0]
 
 
-class ForwardedPolicy:
-    """Passes OpenAI's calls on, whole answers only; use it as an async context.
+class ForwardedPolicy(EpisodeServer):
+    """Passes calls on, whole answers only; use it as an async context.
 
     Args:
         url: base URL of an OpenAI-compatible server, without `/v1`.
@@ -73,42 +81,38 @@ class ForwardedPolicy:
         api_key: that the server asks for.
 
     Attributes:
-        url: where it answers.
         exchanges: of each episode, in order.
     """
 
     def __init__(self, url: str, model: str, api_key: str) -> None:
-        self.url = ""
+        super().__init__()
         self.exchanges: dict[str, list[Exchange]] = defaultdict(list)
         self._there, self._model = url.rstrip("/"), model
         self._headers = {"authorization": f"Bearer {api_key}"}
         self._ids: dict[str, Any] = {"return_token_ids": True}
-        self._numbers = itertools.count()
+        self._asides: dict[str, str] = {}
         self._http = httpx.AsyncClient(trust_env=False, timeout=_ANSWER_S)
-        app = web.Application(client_max_size=1 << 26)
-        app.router.add_post("/v1/{rest:.*}", self._pass)
-        self._runner = web.AppRunner(app, access_log=None)
-
-    async def __aenter__(self) -> Self:
-        """Listen on a free port."""
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        host, port = self._runner.addresses[0][:2]
-        self.url = f"http://{host}:{port}"
-        return self
 
     async def __aexit__(self, *exc: object) -> None:
         """Stop listening."""
-        await self._runner.cleanup()
+        await super().__aexit__(*exc)
         await self._http.aclose()
 
-    def begin(self, script: object = None) -> str:
-        """The name of a new episode."""
-        return f"try-{next(self._numbers)}"
+    def begin(self, aside: str | None = None) -> str:
+        """The name of a new episode; `aside` is added to the last words of a user in each call."""
+        episode = self.new_episode()
+        if aside is not None:
+            self._asides[episode] = aside
+        return episode
 
-    def end(self, episode: str) -> int:
-        """How many calls an episode has made."""
-        return len(self.exchanges[episode])
+    def heard(self, episode: str) -> Heard:
+        """What has been said in an episode."""
+        exchanges = self.exchanges[episode]
+        said = exchanges[-1].said if exchanges else ""
+        return Heard(len(exchanges), said, self.posted(episode))
+
+    def end(self, episode: str) -> None:
+        """Its exchanges stay."""
 
     async def max_model_len(self) -> int | None:
         """Tokens of prompt and answer; None if the server does not say."""
@@ -119,24 +123,26 @@ class ForwardedPolicy:
             return None
         return found.get("max_model_len")
 
-    async def _pass(self, request: web.Request) -> web.Response:
-        body = await request.json() | {"model": self._model, "stream": False}
+    async def _post(self, request: web.Request) -> web.StreamResponse:
+        path, sent = request.match_info["path"], await request.json()
+        episode = self.episode_of(request)
+        body = sent | {"model": self._model, "stream": False}
         body.pop("stream_options", None)
-        asked = body.get("messages") or [{"role": "user", "content": str(body.get("prompt"))}]
-        own = self.exchanges[request.headers.get(SESSION_HEADER, "")]
         answered: dict[str, Any] | None = None
+        began = time.monotonic()
         try:
-            answer = await self._answered(request.match_info["rest"], body)
+            answer = await self._answered(path, with_aside(body, self._asides.get(episode)))
             good = answer.status_code == httpx.codes.OK
             answered = answer.json() if good else None
             problem = "" if good else f"{answer.status_code}: {answer.text[:_SHOWN]}"
         except (httpx.HTTPError, ValueError) as error:
             problem = f"{type(error).__name__}: {error}"
-        own.append(Exchange(asked, answered, problem))
+        seconds = time.monotonic() - began
+        self.exchanges[episode].append(Exchange(asked_in(path, body), answered, problem, seconds))
         if answered is not None:
-            return web.json_response(answered)
+            return await self.answer(request, path, bool(sent.get("stream")), answered)
         # Shown at once: clients ask again for minutes when a server is busy.
-        return web.json_response({"error": {"message": problem}}, status=400)
+        return refusal(problem)
 
     async def _answered(self, path: str, body: dict[str, Any]) -> httpx.Response:
         """The answer with its token ids, if the server takes the parameter."""

@@ -1,6 +1,7 @@
 """A run file, opened to play its tasks here."""
 
 import argparse
+import shlex
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -22,14 +23,20 @@ async def opened(
         InvalidInput: the run file or a grader of it cannot be used.
     """
     run = read_run_file(arguments.run_file)
-    tasks = audited_tasks(run, arguments.tasks)
+    agent = shlex.split(arguments.agent or "")
+    tasks = audited_tasks(run, arguments.tasks, agent=bool(agent))
     graders = [task.grader for task in tasks if task.grader is not None]
     config = grading_config(graders, source=arguments.run_file, deployment=arguments.deployment)
     scoring = Scoring(config)
     await scoring.start()
     try:
         async with Subject(
-            run, policy, scoring, at_once=arguments.parallel, timeout_s=arguments.timeout
+            run,
+            policy,
+            scoring,
+            at_once=arguments.parallel,
+            timeout_s=arguments.timeout,
+            agent=agent,
         ) as subject:
             yield run, tasks, subject
     finally:

@@ -27,6 +27,7 @@ _SHOWN = 2000
     option("--parallel", type=int, default=3, help="episodes at a time (3)"),
     option("--timeout", type=float, default=300.0, help="seconds of one episode (300)"),
     option("--deployment", metavar="FILE", help="the Serve file that registers your graders"),
+    option("--agent", metavar="COMMAND", help="plays tasks of `environment: external`"),
 )
 def env(arguments: argparse.Namespace, console: Console) -> int:
     """Play a few episodes of a run file against any endpoint, without a deployment.

@@ -26,7 +26,8 @@ def run_file(folder: Path, environment: str | None, rows: list[dict[str, Any]]) 
     run: dict[str, Any] = {"name": "audited", "task_file": "tasks.jsonl", "model": "m", "steps": 1}
     run |= {"batch_groups": 1, "group_size": 2}
     if environment is not None:
-        run["environment"] = f"{ZOO}:{environment}"
+        own = environment == "external"
+        run["environment"] = environment if own else f"{ZOO}:{environment}"
     (folder / "run.yaml").write_text(yaml.safe_dump(run))
 
 

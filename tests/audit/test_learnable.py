@@ -18,15 +18,12 @@ class Sometimes(ScriptedPolicy):
         super().__init__()
         self._known, self._asked = known, 0
 
-    async def _chat(self, request):
-        said = (await request.json())["messages"][-1]["content"]
+    def say(self, episode, messages):
+        said = messages[-1]["content"]
         room = int(said.split("room ")[1].rstrip("?"))
         self._asked += 1
         right = room < self._known and self._asked % 2
-        answer = f"k{1000 + 37 * room}" if right else "no"
-        return await self._answer(
-            request, {}, "chat.completion", {"message": {"role": "assistant", "content": answer}}
-        )
+        return f"k{1000 + 37 * room}" if right else "no"
 
 
 async def audited(folder: Path, url: str | None, *words: str) -> tuple[int, dict, str]:
