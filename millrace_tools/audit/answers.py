@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from millrace_tools.audit.scripted_policy import Refuse, Script
+from millrace_tools.audit.policy.scripted_policy import Refuse, Script
 from services.protocol.run.task import Task
 
 _WORDS = ("alpha", "seven", "of", "green", "maybe", "window", "12", "north", "river", "3.5")

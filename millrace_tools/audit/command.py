@@ -44,7 +44,7 @@ def audit(arguments: argparse.Namespace, console: Console) -> int:
         if (value := getattr(arguments, name)) <= 0:
             raise InvalidInput(f"--{name}", value, "It must be above 0.")
     if arguments.url is not None:
-        from millrace_tools.audit.forwarded_policy import check_server
+        from millrace_tools.audit.policy.forwarded_policy import check_server
 
         check_server(arguments)
     logging.getLogger("millrace.reward_service").setLevel(logging.ERROR)
@@ -66,7 +66,7 @@ async def _audited(arguments: argparse.Namespace, console: Console) -> AuditRepo
     from millrace_tools.audit.audit import audit as run_audit
     from millrace_tools.audit.checks.learnable import not_asked
     from millrace_tools.audit.opened import opened
-    from millrace_tools.audit.scripted_policy import ScriptedPolicy
+    from millrace_tools.audit.policy.scripted_policy import ScriptedPolicy
 
     async with ScriptedPolicy() as policy, opened(arguments, policy) as (run, tasks, subject):
         report = await run_audit(
@@ -87,8 +87,8 @@ async def _asked(arguments: argparse.Namespace) -> list[Finding]:
     """What a model that somebody serves makes of the tasks."""
     from millrace_tools.audit.checks.learnable import learnable_findings
     from millrace_tools.audit.checks.tokens import token_findings
-    from millrace_tools.audit.forwarded_policy import forwarded
     from millrace_tools.audit.opened import opened
+    from millrace_tools.audit.policy.forwarded_policy import forwarded
 
     async with (
         forwarded(arguments) as policy,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import httpx
 
 from millrace_tools.audit.agent_player import AgentPlayer
-from millrace_tools.audit.episode_server import Heard
-from millrace_tools.audit.scripted_policy import Script
+from millrace_tools.audit.policy.episode_server import Heard
+from millrace_tools.audit.policy.scripted_policy import Script
 from services.orchestrator.rollout.environment_process import EnvironmentProcess
 from services.orchestrator.rollout.rollout import RolloutFailed
 from services.orchestrator.tasks.task_table import TaskTable

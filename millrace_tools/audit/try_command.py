@@ -46,8 +46,8 @@ def env(arguments: argparse.Namespace, console: Console) -> int:
 
 async def _tried(arguments: argparse.Namespace, console: Console) -> int:
     # Graders take a second to import.
-    from millrace_tools.audit.forwarded_policy import forwarded
     from millrace_tools.audit.opened import opened
+    from millrace_tools.audit.policy.forwarded_policy import forwarded
 
     async with (
         forwarded(arguments) as policy,

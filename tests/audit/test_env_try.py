@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from millrace_tools.audit.answers import always
-from millrace_tools.audit.scripted_policy import ScriptedPolicy
+from millrace_tools.audit.policy.scripted_policy import ScriptedPolicy
 from services.protocol.router import SESSION_HEADER
 from tests.audit.test_audit import ROWS, graded, run_file
 

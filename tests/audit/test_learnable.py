@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace_tools.audit.scripted_policy import ScriptedPolicy
+from millrace_tools.audit.policy.scripted_policy import ScriptedPolicy
 from tests.audit.test_audit import ROWS, run_file
 
 

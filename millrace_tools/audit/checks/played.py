@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from millrace_tools.audit.answers import Candidate
-from millrace_tools.audit.scripted_policy import Script
+from millrace_tools.audit.policy.scripted_policy import Script
 from millrace_tools.audit.subject import Outcome, Subject
 from services.protocol.run.task import Task
 

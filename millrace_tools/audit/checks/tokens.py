@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from millrace_tools.audit.findings import Finding, Verdict
-from millrace_tools.audit.forwarded_policy import Exchange
+from millrace_tools.audit.policy.forwarded_policy import Exchange
 
 _CUT = 0.1
 """Share of answers cut at their longest from which on it is told."""

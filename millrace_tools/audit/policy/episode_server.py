@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from aiohttp import web
 
-from millrace_tools.audit.wire_formats import STREAMED, chunk_of
+from millrace_tools.audit.policy.wire_formats import STREAMED, chunk_of
 from services.protocol.router import SESSION_HEADER
 from services.protocol.session import SESSION_PREFIX
 

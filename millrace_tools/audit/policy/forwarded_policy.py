@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 from aiohttp import web
 
-from millrace_tools.audit.episode_server import EpisodeServer, Heard, refusal
-from millrace_tools.audit.wire_formats import asked_in, said_in, with_aside
+from millrace_tools.audit.policy.episode_server import EpisodeServer, Heard, refusal
+from millrace_tools.audit.policy.wire_formats import asked_in, said_in, with_aside
 from millrace_tools.deploy.run_file import read_run_file
 from services.protocol.errors import InvalidInput
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from aiohttp import web
 
-from millrace_tools.audit.episode_server import EpisodeServer, Heard, refusal
-from millrace_tools.audit.wire_formats import (
+from millrace_tools.audit.policy.episode_server import EpisodeServer, Heard, refusal
+from millrace_tools.audit.policy.wire_formats import (
     CHAT,
     COMPLETIONS,
     MESSAGES,
