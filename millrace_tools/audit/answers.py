@@ -30,6 +30,18 @@ def always(said: str) -> Script:
     return lambda messages: said
 
 
+def turns(said: str | Sequence[str]) -> Script:
+    """An answer to each call of an episode in turn, the last of them again and again."""
+    if isinstance(said, str):
+        return always(said)
+
+    def answer(messages: Sequence[dict[str, Any]]) -> str:
+        before = sum(one.get("role") == "assistant" for one in messages)
+        return said[min(before, len(said) - 1)] if said else ""
+
+    return answer
+
+
 def refusing() -> Script:
     """A server that has no answers."""
 

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from millrace_tools.audit.subject import Policy, Subject, audited_tasks
 from millrace_tools.deploy.run_file import read_run_file
 from millrace_tools.grade.grading_config import grading_config
-from services.protocol.run.orchestrator import RunConfig
 from services.protocol.run.task import Task
 from services.reward_service.scoring import Scoring
 
@@ -16,8 +15,8 @@ from services.reward_service.scoring import Scoring
 @asynccontextmanager
 async def opened(
     arguments: argparse.Namespace, policy: Policy
-) -> AsyncIterator[tuple[RunConfig, list[Task], Subject]]:
-    """The run, the tasks that are played, and what plays them.
+) -> AsyncIterator[tuple[list[Task], Subject]]:
+    """The tasks that are played, and what plays them.
 
     Raises:
         InvalidInput: the run file or a grader of it cannot be used.
@@ -38,6 +37,6 @@ async def opened(
             timeout_s=arguments.timeout,
             agent=agent,
         ) as subject:
-            yield run, tasks, subject
+            yield tasks, subject
     finally:
         await scoring.tools.aclose()

@@ -11,11 +11,11 @@ import httpx
 
 from millrace_tools.audit.agent_player import AgentPlayer
 from millrace_tools.audit.policy.episode_server import Heard
-from millrace_tools.audit.policy.scripted_policy import Script
 from services.orchestrator.rollout.environment_process import EnvironmentProcess
 from services.orchestrator.rollout.rollout import RolloutFailed
 from services.orchestrator.tasks.task_table import TaskTable
 from services.protocol.errors import InvalidInput
+from services.protocol.reward.grader import MathsGrader
 from services.protocol.reward.reward_service import ScoreJob
 from services.protocol.router import SESSION_HEADER
 from services.protocol.run.orchestrator import RunConfig
@@ -114,15 +114,13 @@ class Subject:
         """Those in which environments run."""
         return [one.worker for one in self._environments.values()]
 
-    async def play_all(
-        self, tasks: Sequence[Task], scripts: Sequence[Script | None]
-    ) -> list[Outcome]:
+    async def play_all(self, tasks: Sequence[Task], scripts: Sequence[Any]) -> list[Outcome]:
         """One episode of each task, side by side, with the script at the same place."""
         plays = (self.play(*pair) for pair in zip(tasks, scripts, strict=True))
         return list(await asyncio.gather(*plays))
 
-    async def play(self, task: Task, script: Script | None = None) -> Outcome:
-        """One episode, with a script for a policy that takes one. What fails is an outcome.
+    async def play(self, task: Task, script: Any = None) -> Outcome:
+        """One episode, begun with what its policy takes as a script. What fails is an outcome.
 
         Raises:
             InvalidInput: the environment cannot be imported.
@@ -187,6 +185,12 @@ class Subject:
         if score.reward is None:
             raise RolloutFailed(score.verdict.value, score.detail)
         return score.reward
+
+    async def are_equal(self, known: Sequence[str], said: str) -> bool:
+        """Whether a text is one of the known answers, mathematically."""
+        grader = MathsGrader(kind="maths", expected=list(known))
+        (score,) = await self._scoring.score([ScoreJob(job_id="a", completion=said, grader=grader)])
+        return score.reward == 1.0
 
     def _order(self, task: Task, episode: str) -> dict[str, Any]:
         return {

@@ -51,7 +51,7 @@ async def _tried(arguments: argparse.Namespace, console: Console) -> int:
 
     async with (
         forwarded(arguments) as policy,
-        opened(arguments, policy) as (_, tasks, subject),
+        opened(arguments, policy) as (tasks, subject),
     ):
         outcomes = await asyncio.gather(*(subject.play(task) for task in tasks))
         for task, outcome in zip(tasks, outcomes, strict=True):

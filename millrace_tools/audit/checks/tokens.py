@@ -15,6 +15,7 @@ _QUESTIONS = {
     "tokens.length": "Do prompts and answers fit?",
     "tokens.cost": "How many tokens does an episode take?",
 }
+TOKENS = tuple(_QUESTIONS)
 
 
 @dataclass(frozen=True)

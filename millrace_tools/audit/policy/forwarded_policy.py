@@ -4,16 +4,17 @@ import argparse
 import os
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 from aiohttp import web
 
+from millrace_tools.audit.endpoint import check_server
 from millrace_tools.audit.policy.episode_server import EpisodeServer, Heard, refusal
 from millrace_tools.audit.policy.wire_formats import asked_in, said_in, with_aside
 from millrace_tools.deploy.run_file import read_run_file
-from services.protocol.errors import InvalidInput
 
 _ANSWER_S, _SHOWN = 600.0, 300
 _UNKNOWN = (httpx.codes.BAD_REQUEST, httpx.codes.UNPROCESSABLE_ENTITY)
@@ -50,6 +51,12 @@ class Exchange:
         """Token ids of the prompt and its answer; empty if the server returns none."""
         sampled = self._choice.get("token_ids")
         return [*self.prompt_ids, *sampled] if self.prompt_ids and sampled else []
+
+    @property
+    def sampled(self) -> int:
+        """Tokens of the answer, as the server counts them; 0 if it does not."""
+        usage = (self.answered or {}).get("usage") or {}
+        return int(usage.get("completion_tokens") or usage.get("output_tokens") or 0)
 
     @property
     def end(self) -> int:
@@ -91,6 +98,7 @@ class ForwardedPolicy(EpisodeServer):
         self._headers = {"authorization": f"Bearer {api_key}"}
         self._ids: dict[str, Any] = {"return_token_ids": True}
         self._asides: dict[str, str] = {}
+        self._recorded: dict[str, Sequence[Exchange]] = {}
         self._http = httpx.AsyncClient(trust_env=False, timeout=_ANSWER_S)
 
     async def __aexit__(self, *exc: object) -> None:
@@ -98,11 +106,18 @@ class ForwardedPolicy(EpisodeServer):
         await super().__aexit__(*exc)
         await self._http.aclose()
 
-    def begin(self, aside: str | None = None) -> str:
-        """The name of a new episode; `aside` is added to the last words of a user in each call."""
+    def begin(self, script: "str | Sequence[Exchange] | None" = None) -> str:
+        """The name of a new episode.
+
+        Args:
+            script: a text is added to the last words of a user in each call; recorded exchanges
+                are answered again, and the server is not asked.
+        """
         episode = self.new_episode()
-        if aside is not None:
-            self._asides[episode] = aside
+        if isinstance(script, str):
+            self._asides[episode] = script
+        elif script is not None:
+            self._recorded[episode] = script
         return episode
 
     def heard(self, episode: str) -> Heard:
@@ -128,21 +143,34 @@ class ForwardedPolicy(EpisodeServer):
         episode = self.episode_of(request)
         body = sent | {"model": self._model, "stream": False}
         body.pop("stream_options", None)
-        answered: dict[str, Any] | None = None
         began = time.monotonic()
-        try:
-            answer = await self._answered(path, with_aside(body, self._asides.get(episode)))
-            good = answer.status_code == httpx.codes.OK
-            answered = answer.json() if good else None
-            problem = "" if good else f"{answer.status_code}: {answer.text[:_SHOWN]}"
-        except (httpx.HTTPError, ValueError) as error:
-            problem = f"{type(error).__name__}: {error}"
+        if episode in self._recorded:
+            answered, problem = self._again(episode)
+        else:
+            answered, problem = await self._told(path, with_aside(body, self._asides.get(episode)))
         seconds = time.monotonic() - began
         self.exchanges[episode].append(Exchange(asked_in(path, body), answered, problem, seconds))
         if answered is not None:
             return await self.answer(request, path, bool(sent.get("stream")), answered)
         # Shown at once: clients ask again for minutes when a server is busy.
         return refusal(problem)
+
+    def _again(self, episode: str) -> tuple[dict[str, Any] | None, str]:
+        """The recorded answer to the episode's next call, or why there is none."""
+        recorded, number = self._recorded[episode], len(self.exchanges[episode])
+        if number >= len(recorded):
+            return None, "the recorded episode had no such call"
+        return recorded[number].answered, recorded[number].problem
+
+    async def _told(self, path: str, body: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
+        """The server's answer, or why there is none."""
+        try:
+            answer = await self._answered(path, body)
+            if answer.status_code == httpx.codes.OK:
+                return answer.json(), ""
+            return None, f"{answer.status_code}: {answer.text[:_SHOWN]}"
+        except (httpx.HTTPError, ValueError) as error:
+            return None, f"{type(error).__name__}: {error}"
 
     async def _answered(self, path: str, body: dict[str, Any]) -> httpx.Response:
         """The answer with its token ids, if the server takes the parameter."""
@@ -156,21 +184,12 @@ class ForwardedPolicy(EpisodeServer):
         return answer
 
 
-def check_server(arguments: argparse.Namespace) -> None:
-    """Look at `--url` and `--key-env` before anything is played.
+def forwarded(arguments: argparse.Namespace) -> ForwardedPolicy:
+    """The server that `--url`, `--model` and `--key-env` name.
 
     Raises:
-        InvalidInput: it is no URL, or the variable is not set.
+        InvalidInput: see `check_server`.
     """
-    if not arguments.url.startswith(("http://", "https://")):
-        raise InvalidInput("--url", arguments.url, "It begins with http:// or https://.")
-    if arguments.key_env is not None and arguments.key_env not in os.environ:
-        fix = "There is no such environment variable."
-        raise InvalidInput("--key-env", arguments.key_env, fix)
-
-
-def forwarded(arguments: argparse.Namespace) -> ForwardedPolicy:
-    """The server that `--url`, `--model` and `--key-env` name; see `check_server`."""
     check_server(arguments)
     model = arguments.model or read_run_file(arguments.run_file).model
     key = os.environ[arguments.key_env] if arguments.key_env else "none"

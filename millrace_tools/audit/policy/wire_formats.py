@@ -41,6 +41,14 @@ def said_in(answer: dict[str, Any]) -> str:
     return _words(parts)
 
 
+def shown_in(answer: dict[str, Any]) -> str:
+    """The text of a whole answer for people; its calls of tools if it has no text."""
+    message = (answer.get("choices") or [{}])[0].get("message") or {}
+    calls = [call.get("function") or {} for call in message.get("tool_calls") or ()]
+    told = [f"{one.get('name')} {one.get('arguments')}" for one in calls]
+    return said_in(answer) or "\n".join(told)
+
+
 def written(path: str, said: str, model: str) -> dict[str, Any]:
     """A text as a whole answer of this path."""
     about = {"id": "audit", "model": model}
@@ -76,18 +84,20 @@ def chunk_of(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_aside(body: dict[str, Any], aside: str | None) -> dict[str, Any]:
-    """A chat or completion with further words at the end of the last ones of its user."""
+    """A request with further words at the end of the last ones of its user."""
     if aside is None:
         return body
-    if "messages" not in body:
-        return body | {"prompt": f"{body.get('prompt', '')}\n\n{aside}"}
-    messages = list(body["messages"])
+    for field in ("prompt", "input"):
+        if isinstance(body.get(field), str):
+            return body | {field: f"{body[field]}\n\n{aside}"}
+    field = "input" if "input" in body else "messages"
+    messages = list(body.get(field) or ())
     for place in range(len(messages) - 1, -1, -1):
         content = messages[place].get("content")
         if messages[place].get("role") == "user" and isinstance(content, str):
             messages[place] = messages[place] | {"content": f"{content}\n\n{aside}"}
-            return body | {"messages": messages}
-    return body | {"messages": [*messages, {"role": "user", "content": aside}]}
+            return body | {field: messages}
+    return body | {field: [*messages, {"role": "user", "content": aside}]}
 
 
 def _numbered(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
