@@ -18,10 +18,10 @@ from functools import partial
 from itertools import cycle
 from zlib import crc32
 
-from benchmarks.clock import Clock
 from benchmarks.report import by_name, options_of, show, write
 from benchmarks.router.simulated_engines import Call, Engine
 from benchmarks.router.traces import TRACES
+from millrace_tools.simulation.clock import Clock
 from services.router.config import RouterConfig
 from services.router.placement.choice import ReplicaChooser
 

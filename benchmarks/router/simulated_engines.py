@@ -11,7 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from benchmarks.clock import Clock
+from millrace_tools.simulation.clock import Clock
 from services.router.request.needs import PromptPrefix
 
 CACHE_TOKENS = 262_144

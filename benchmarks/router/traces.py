@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 
-from benchmarks.clock import Clock
 from benchmarks.router.simulated_engines import Call, Segment
+from millrace_tools.simulation.clock import Clock
 from services.router.request.needs import PromptPrefix
 
 

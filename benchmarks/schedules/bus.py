@@ -5,7 +5,8 @@ import math
 from bisect import bisect
 from collections.abc import Callable
 
-from benchmarks.schedules.hardware import Hardware, simulated
+from benchmarks.schedules.hardware import simulated
+from millrace_tools.simulation.hardware import Hardware
 from services.protocol.weights.version_ledger import VersionRecord
 from services.protocol.weights.weight_bus import Member, MemberTable, ReplicaState
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from benchmarks.schedules.bus import Bus
-from benchmarks.schedules.hardware import Hardware, Trace, simulated
+from benchmarks.schedules.hardware import simulated
 from benchmarks.schedules.rollouts import Rollouts
+from millrace_tools.simulation.hardware import Groups, Hardware
 from services.orchestrator.core.context import Peers
 from services.protocol.reward.reward_service import Score, ScoreJob
 from services.protocol.train_batch import TrainBatch
@@ -32,7 +33,7 @@ class Step:
 class Reward:
     """Sandboxes that serve in order of arrival."""
 
-    def __init__(self, hardware: Hardware, trace: Trace) -> None:
+    def __init__(self, hardware: Hardware, trace: Groups) -> None:
         self._trace = trace
         self._free_at = [0.0] * hardware.sandboxes
 
@@ -112,8 +113,8 @@ class Cluster:
     def __init__(
         self,
         hardware: Hardware,
-        trace: Trace,
-        rollouts: Callable[[Hardware, Trace, Bus], Rollouts] = Rollouts,
+        trace: Groups,
+        rollouts: Callable[[Hardware, Groups, Bus], Rollouts] = Rollouts,
     ) -> None:
         self.hardware, self.bus = hardware, Bus(hardware)
         self.rollouts = rollouts(hardware, trace, self.bus)

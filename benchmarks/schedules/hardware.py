@@ -1,4 +1,4 @@
-"""Hardware and work of the scheduling benchmark, the same for every schedule."""
+"""Work of the scheduling benchmark, the same for every schedule."""
 
 import math
 import random
@@ -6,7 +6,7 @@ import time
 from contextlib import ContextDecorator
 from dataclasses import dataclass, field
 
-from services.protocol.run.schedule import ScheduleConfig
+from millrace_tools.simulation.hardware import Work
 
 MEAN_TOKENS = 60
 LONGEST = 11 * MEAN_TOKENS
@@ -33,38 +33,6 @@ class Simulated(ContextDecorator):
 
 
 simulated = Simulated()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Hardware:
-    """Numbers and speeds of the parts of a cluster.
-
-    Attributes:
-        replicas: rollout servers.
-        slots: answers that each samples at a time.
-        sandboxes: answers graded at a time.
-        train_s: time of a train step, seconds.
-        push_s: time from a train step's end until every replica serves it, seconds.
-    """
-
-    replicas: int
-    slots: int
-    sandboxes: int
-    train_s: float
-    push_s: float
-
-    @property
-    def sequences(self) -> int:
-        """Answers sampled at a time, on all replicas."""
-        return self.replicas * self.slots
-
-
-@dataclass(frozen=True, kw_only=True)
-class Work:
-    """One sample group: tokens of each answer, and seconds to grade each."""
-
-    tokens: tuple[int, ...]
-    score_s: tuple[float, ...]
 
 
 @dataclass(kw_only=True)
@@ -97,14 +65,3 @@ class Trace:
                 ),
             )
         return self._groups[group_id]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setup:
-    """A run of some train steps under a schedule, on this hardware and this trace."""
-
-    schedule: ScheduleConfig
-    batch_groups: int
-    steps: int
-    hardware: Hardware
-    trace: Trace

@@ -4,7 +4,7 @@ Each is from one thing of which there is only so much; a schedule that reached t
 leave the scarcest thing idle at no time. They leave out how things depend on each other: that a
 batch is taken at once and its slots become free together, or that of many groups begun at one
 time the longest ends late. So a schedule may be ideal and far above them: what can be reached is
-in `oracle.py`.
+in `millrace_tools/simulation/oracle.py`.
 
 - replicas: tokens to sample over tokens a second of all replicas; where nothing may be sampled
   while a batch is trained and pushed, that time besides.
@@ -23,7 +23,7 @@ in `oracle.py`.
 from collections.abc import Sequence
 
 from benchmarks.schedules.cluster import Step
-from benchmarks.schedules.hardware import Hardware, Setup, Work
+from millrace_tools.simulation.hardware import Hardware, Setup, Work
 
 Bounds = dict[str, float]
 """Seconds, by what there is only so much of."""

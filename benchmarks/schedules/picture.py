@@ -17,11 +17,12 @@ from matplotlib.figure import Figure
 
 from benchmarks.schedules.bus import Bus
 from benchmarks.schedules.cluster import Cluster
-from benchmarks.schedules.hardware import MEAN_TOKENS, Hardware, Trace
+from benchmarks.schedules.hardware import MEAN_TOKENS, Trace
 from benchmarks.schedules.rollouts import Answer, Rollouts
 from benchmarks.schedules.speed import TAILS
 from benchmarks.schedules.virtual_run import live, run_file, without_output
 from docs.diagrams.draw import HERE, STYLE, digest
+from millrace_tools.simulation.hardware import Groups, Hardware
 
 PRESETS = ("sync", "one_step_off", "stream", "partial", "async")
 STEPS, REPLICAS, GROUP_SIZE = 16, 8, 2
@@ -54,7 +55,7 @@ class Piece:
 class WatchedRollouts(Rollouts):
     """Rollouts that remember when each answer was sampled."""
 
-    def __init__(self, hardware: Hardware, trace: Trace, bus: Bus) -> None:
+    def __init__(self, hardware: Hardware, trace: Groups, bus: Bus) -> None:
         super().__init__(hardware, trace, bus)
         self.pieces: list[Piece] = []
 

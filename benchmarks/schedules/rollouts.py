@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from benchmarks.schedules.bus import Bus
-from benchmarks.schedules.hardware import LONGEST, Hardware, Trace, simulated
+from benchmarks.schedules.hardware import LONGEST, simulated
+from millrace_tools.simulation.hardware import Groups, Hardware
 from services.orchestrator.rollout.rollout import Arrived, RolloutRequest
 from services.protocol.trajectory import PolicySpan, Trajectory
 
@@ -46,7 +47,7 @@ class Rollouts:
     replica serves the version that it waits for.
     """
 
-    def __init__(self, hardware: Hardware, trace: Trace, bus: Bus) -> None:
+    def __init__(self, hardware: Hardware, trace: Groups, bus: Bus) -> None:
         self._hardware = hardware
         self._trace = trace
         self._bus = bus

@@ -8,8 +8,8 @@ The orchestrator is the real one, in virtual time, on a simulated cluster
 a batch alone takes none, half or 0.78 of the time of its rollout (140 s against 180 s), or all
 of it. Speed is trained tokens, and unique prompts, per second over the middle of the run, as a
 ratio to `sync` with `batch_barrier`, on the same hardware and trace. In brackets: the share of the
-speed of the ideal schedule with the same parameters (`oracle.py`), and how far the whole
-is from what no schedule could beat at all, by the scarcest thing (`ideal.py`).
+speed of the ideal schedule with the same parameters (`millrace_tools/simulation`), and how far
+the whole is from what no schedule could beat at all, by the scarcest thing (`ideal.py`).
 
 CPU is that of this process less what the simulated cluster took, per trajectory. With `--json`
 the figures of the cases that were played replace those in the file. Ends with 1 unless
@@ -31,10 +31,11 @@ from typing import Any
 
 from benchmarks.report import options_of, show, write
 from benchmarks.schedules.cluster import Cluster
-from benchmarks.schedules.hardware import MEAN_TOKENS, Hardware, Setup, Trace, simulated
+from benchmarks.schedules.hardware import MEAN_TOKENS, Trace, simulated
 from benchmarks.schedules.ideal import bounds
-from benchmarks.schedules.oracle import ideal
 from benchmarks.schedules.virtual_run import live, run_file, without_output
+from millrace_tools.simulation.hardware import Hardware, Setup
+from millrace_tools.simulation.oracle import ideal
 from services.protocol.run.schedule import ScheduleConfig
 
 GROUP_SIZE = 8

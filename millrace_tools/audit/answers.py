@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from millrace_tools.audit.scripted_policy import Refuse, Script
+from millrace_tools.audit.policy.scripted_policy import Refuse, Script
 from services.protocol.run.task import Task
 
 _WORDS = ("alpha", "seven", "of", "green", "maybe", "window", "12", "north", "river", "3.5")
@@ -28,6 +28,18 @@ class Candidate:
 def always(said: str) -> Script:
     """The same answer to every call."""
     return lambda messages: said
+
+
+def turns(said: str | Sequence[str]) -> Script:
+    """An answer to each call of an episode in turn, the last of them again and again."""
+    if isinstance(said, str):
+        return always(said)
+
+    def answer(messages: Sequence[dict[str, Any]]) -> str:
+        before = sum(one.get("role") == "assistant" for one in messages)
+        return said[min(before, len(said) - 1)] if said else ""
+
+    return answer
 
 
 def refusing() -> Script:

@@ -36,6 +36,7 @@ class Finding(StrictModel):
         verdict: the answer.
         evidence: figures, and tasks by their ids.
         rfc_008: the check's id in OpenEnv's RFC 008, None if it has none.
+        reproduce: a command that makes this check alone.
     """
 
     check: str
@@ -43,6 +44,7 @@ class Finding(StrictModel):
     verdict: Verdict
     evidence: str
     rfc_008: str | None = None
+    reproduce: str = ""
 
     @model_validator(mode="before")
     @classmethod
@@ -58,6 +60,7 @@ class AuditReport(StrictModel):
         millrace: version of the package.
         made_at: UTC, such as `2026-01-31 12:00`.
         subject: the run file's name.
+        command: that made it, with all its options.
         tasks: how many were played.
         episodes: how many were played in all.
         findings: in the order of the checks.
@@ -67,6 +70,7 @@ class AuditReport(StrictModel):
     millrace: str
     made_at: str
     subject: str
+    command: str
     tasks: int = Field(ge=1)
     episodes: int = Field(ge=0)
     findings: tuple[Finding, ...]

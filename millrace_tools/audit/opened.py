@@ -1,13 +1,13 @@
 """A run file, opened to play its tasks here."""
 
 import argparse
+import shlex
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from millrace_tools.audit.subject import Policy, Subject, audited_tasks
 from millrace_tools.deploy.run_file import read_run_file
 from millrace_tools.grade.grading_config import grading_config
-from services.protocol.run.orchestrator import RunConfig
 from services.protocol.run.task import Task
 from services.reward_service.scoring import Scoring
 
@@ -15,22 +15,28 @@ from services.reward_service.scoring import Scoring
 @asynccontextmanager
 async def opened(
     arguments: argparse.Namespace, policy: Policy
-) -> AsyncIterator[tuple[RunConfig, list[Task], Subject]]:
-    """The run, the tasks that are played, and what plays them.
+) -> AsyncIterator[tuple[list[Task], Subject]]:
+    """The tasks that are played, and what plays them.
 
     Raises:
         InvalidInput: the run file or a grader of it cannot be used.
     """
     run = read_run_file(arguments.run_file)
-    tasks = audited_tasks(run, arguments.tasks)
+    agent = shlex.split(arguments.agent or "")
+    tasks = audited_tasks(run, arguments.tasks, agent=bool(agent))
     graders = [task.grader for task in tasks if task.grader is not None]
     config = grading_config(graders, source=arguments.run_file, deployment=arguments.deployment)
     scoring = Scoring(config)
     await scoring.start()
     try:
         async with Subject(
-            run, policy, scoring, at_once=arguments.parallel, timeout_s=arguments.timeout
+            run,
+            policy,
+            scoring,
+            at_once=arguments.parallel,
+            timeout_s=arguments.timeout,
+            agent=agent,
         ) as subject:
-            yield run, tasks, subject
+            yield tasks, subject
     finally:
         await scoring.tools.aclose()

@@ -27,6 +27,7 @@ def page(report: AuditReport) -> str:
         {"class": "single"},
         el("h1", None, f"{verdict}: {report.subject}"),
         el("p", {"class": "muted"}, f"{about}; {found}"),
+        el("p", {"class": "muted"}, f"Each check alone: {report.command} --only CHECK"),
         table(["check", "asks", "found", "evidence"], [_row(one) for one in report.findings]),
     )
     return document(verdict, body)

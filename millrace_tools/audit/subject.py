@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import httpx
 
-from millrace_tools.audit.scripted_policy import Script
+from millrace_tools.audit.agent_player import AgentPlayer
+from millrace_tools.audit.policy.episode_server import Heard
 from services.orchestrator.rollout.environment_process import EnvironmentProcess
 from services.orchestrator.rollout.rollout import RolloutFailed
 from services.orchestrator.tasks.task_table import TaskTable
 from services.protocol.errors import InvalidInput
+from services.protocol.reward.grader import MathsGrader
 from services.protocol.reward.reward_service import ScoreJob
 from services.protocol.router import SESSION_HEADER
 from services.protocol.run.orchestrator import RunConfig
@@ -50,8 +52,11 @@ class Policy(Protocol):
     def begin(self, script: Any) -> str:
         """The name of a new episode."""
 
-    def end(self, episode: str) -> int:
-        """How many calls an episode has made."""
+    def heard(self, episode: str) -> Heard:
+        """What has been said in an open episode."""
+
+    def end(self, episode: str) -> None:
+        """The episode is over."""
 
 
 class Subject:
@@ -63,6 +68,7 @@ class Subject:
         scoring: grades texts.
         at_once: episodes side by side.
         timeout_s: longest episode.
+        agent: the program that plays tasks whose environment is `external`, and its arguments.
 
     Attributes:
         episodes: played so far.
@@ -76,9 +82,11 @@ class Subject:
         *,
         at_once: int,
         timeout_s: float,
+        agent: Sequence[str] = (),
     ) -> None:
         self._run, self._policy, self._scoring = run, policy, scoring
         self._timeout_s = timeout_s
+        self._agent = AgentPlayer(agent, at_once=at_once, timeout_s=timeout_s) if agent else None
         self.episodes = 0
         self._seeds = itertools.count()
         self._slots = asyncio.Semaphore(at_once)
@@ -93,6 +101,8 @@ class Subject:
         """End every process of an environment."""
         await self.restart()
         await self._http.aclose()
+        if self._agent is not None:
+            self._agent.close()
 
     async def restart(self) -> None:
         """Have each environment imported anew, in another process."""
@@ -104,15 +114,13 @@ class Subject:
         """Those in which environments run."""
         return [one.worker for one in self._environments.values()]
 
-    async def play_all(
-        self, tasks: Sequence[Task], scripts: Sequence[Script | None]
-    ) -> list[Outcome]:
+    async def play_all(self, tasks: Sequence[Task], scripts: Sequence[Any]) -> list[Outcome]:
         """One episode of each task, side by side, with the script at the same place."""
         plays = (self.play(*pair) for pair in zip(tasks, scripts, strict=True))
         return list(await asyncio.gather(*plays))
 
-    async def play(self, task: Task, script: Script | None = None) -> Outcome:
-        """One episode, with a script for a policy that takes one. What fails is an outcome.
+    async def play(self, task: Task, script: Any = None) -> Outcome:
+        """One episode, begun with what its policy takes as a script. What fails is an outcome.
 
         Raises:
             InvalidInput: the environment cannot be imported.
@@ -130,12 +138,15 @@ class Subject:
             except TimeoutError:
                 outcome = Outcome(reward=None, reason=f"not ended after {self._timeout_s:g} s")
             seconds = time.monotonic() - began
-            calls = self._policy.end(episode)
+            calls = self._policy.heard(episode).calls
+            self._policy.end(episode)
             return replace(outcome, seconds=seconds, calls=calls, episode=episode)
 
     async def _rewarded(self, task: Task, episode: str) -> float:
         if task.environment is None:
             return await self._graded(task, await self._answer(task, episode))
+        if task.environment == OUTSIDE and self._agent is not None:
+            return await self._by_agent(task, episode, self._agent)
         environment = self._environments.get(task.environment)
         if environment is None:
             environment = EnvironmentProcess(task.environment)
@@ -145,6 +156,16 @@ class Subject:
         if "reward" in outcome:
             return float(outcome["reward"])
         return await self._graded(task, str(outcome["text"]))
+
+    async def _by_agent(self, task: Task, episode: str, agent: AgentPlayer) -> float:
+        """As a run does: its own reward and those that it posted, or its last words graded."""
+        ending = await agent.run(self._order(task, episode))
+        heard = self._policy.heard(episode)
+        if not heard.calls:
+            raise RolloutFailed("environment_never_called", "the program made no call")
+        if "text" in ending or ("reward" not in ending and heard.reward is None):
+            return await self._graded(task, str(ending.get("text", heard.said)))
+        return float(ending.get("reward", 0.0)) + (heard.reward or 0.0)
 
     async def _answer(self, task: Task, episode: str) -> str:
         """One call, as a run makes it for a task without an environment."""
@@ -165,6 +186,12 @@ class Subject:
             raise RolloutFailed(score.verdict.value, score.detail)
         return score.reward
 
+    async def are_equal(self, known: Sequence[str], said: str) -> bool:
+        """Whether a text is one of the known answers, mathematically."""
+        grader = MathsGrader(kind="maths", expected=list(known))
+        (score,) = await self._scoring.score([ScoreJob(job_id="a", completion=said, grader=grader)])
+        return score.reward == 1.0
+
     def _order(self, task: Task, episode: str) -> dict[str, Any]:
         return {
             "task": task.model_dump(mode="json", exclude_unset=True),
@@ -179,15 +206,21 @@ class Subject:
         }
 
 
-def audited_tasks(run: RunConfig, count: int) -> list[Task]:
+def audited_tasks(run: RunConfig, count: int, *, agent: bool) -> list[Task]:
     """Tasks of the run, spread evenly over all there are.
 
     Raises:
-        InvalidInput: agents outside play them, or the files cannot be used.
+        InvalidInput: agents play them and none is given, or the files cannot be used.
     """
-    if not {LIVE, OUTSIDE}.isdisjoint(run.environments):
-        fix = "An audit plays the episodes itself: name an environment, or none for a grader."
-        raise InvalidInput("environment", run.environment or OUTSIDE, fix)
+    if LIVE in run.environments:
+        fix = "Live agents have tasks of their own: an audit has none to play."
+        raise InvalidInput("environment", LIVE, fix)
+    if OUTSIDE in run.environments and not agent:
+        fix = 'Name the program that plays the tasks: --agent "python agent.py {prompt}".'
+        raise InvalidInput("environment", OUTSIDE, fix)
+    if agent and OUTSIDE not in run.environments:
+        fix = "It is for tasks whose environment is `external`, and the run file has none."
+        raise InvalidInput("--agent", run.environment, fix)
     tasks = list(TaskTable(run).values())
     step = max(1, len(tasks) // count)
     return tasks[::step][:count]

@@ -27,6 +27,7 @@ _SHOWN = 2000
     option("--parallel", type=int, default=3, help="episodes at a time (3)"),
     option("--timeout", type=float, default=300.0, help="seconds of one episode (300)"),
     option("--deployment", metavar="FILE", help="the Serve file that registers your graders"),
+    option("--agent", metavar="COMMAND", help="plays tasks of `environment: external`"),
 )
 def env(arguments: argparse.Namespace, console: Console) -> int:
     """Play a few episodes of a run file against any endpoint, without a deployment.
@@ -45,12 +46,12 @@ def env(arguments: argparse.Namespace, console: Console) -> int:
 
 async def _tried(arguments: argparse.Namespace, console: Console) -> int:
     # Graders take a second to import.
-    from millrace_tools.audit.forwarded_policy import forwarded
     from millrace_tools.audit.opened import opened
+    from millrace_tools.audit.policy.forwarded_policy import forwarded
 
     async with (
         forwarded(arguments) as policy,
-        opened(arguments, policy) as (_, tasks, subject),
+        opened(arguments, policy) as (tasks, subject),
     ):
         outcomes = await asyncio.gather(*(subject.play(task) for task in tasks))
         for task, outcome in zip(tasks, outcomes, strict=True):

@@ -1,7 +1,7 @@
-"""An OpenEnv server of the package `openenv-core`, on a port: its only argument.
+"""An OpenEnv server of the package `openenv-core`, on a port: its first argument.
 
 A number below ten is drawn by the seed; each wrong guess costs a tenth. The guess 99 ends the
-server's process.
+server's process. With a second argument `generous` every episode begins with a reward.
 """
 
 import os
@@ -26,7 +26,7 @@ class Hint(Observation):
 class Guessing(Environment):
     def reset(self, seed: Any = None, episode_id: Any = None, **_: Any) -> Hint:
         self._number = Random(seed).randrange(10)
-        return Hint(text="guess")
+        return Hint(text="guess", reward=1.0 if "generous" in sys.argv else None)
 
     def step(self, action: Guess, timeout_s: Any = None, **_: Any) -> Hint:
         if action.number == 99:

@@ -26,13 +26,18 @@ def run_file(folder: Path, environment: str | None, rows: list[dict[str, Any]]) 
     run: dict[str, Any] = {"name": "audited", "task_file": "tasks.jsonl", "model": "m", "steps": 1}
     run |= {"batch_groups": 1, "group_size": 2}
     if environment is not None:
-        run["environment"] = f"{ZOO}:{environment}"
+        own = environment == "external"
+        run["environment"] = environment if own else f"{ZOO}:{environment}"
     (folder / "run.yaml").write_text(yaml.safe_dump(run))
 
 
 def audit_of(folder: Path, **options: Any) -> tuple[int, dict[str, dict[str, Any]], str]:
     given = {"out": folder / "audit", **options}
-    words = [str(word) for name, value in given.items() for word in (f"--{name}", value)]
+    words = [
+        word
+        for name, value in given.items()
+        for word in (f"--{name.replace('_', '-')}", *map(str, listed(value)))
+    ]
     done = subprocess.run(
         [sys.executable, "-m", "millrace_tools.main", "audit", str(folder / "run.yaml"), *words],
         capture_output=True,
@@ -43,6 +48,10 @@ def audit_of(folder: Path, **options: Any) -> tuple[int, dict[str, dict[str, Any
     report = folder / "audit" / "audit.json"
     found = json.loads(report.read_text())["findings"] if report.exists() else []
     return done.returncode, {one["check"]: one for one in found}, done.stdout + done.stderr
+
+
+def listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def row(number: int, said: str = "", **data: Any) -> dict[str, Any]:
@@ -76,9 +85,10 @@ LEAKED = [row(n, f"Room {n}. The note on the door says: k{1000 + 37 * n}") for n
     [
         ("pays_silence", ROWS, "reward.worthless", "'empty' is paid on room-0"),
         ("pays_failures", ROWS, "reward.failure", "became a reward: room-0: 0"),
-        ("too_busy_is_wrong", ROWS, "reward.load", "0.4, then 0"),
+        ("too_busy_is_wrong", ROWS, "reward.load", "1, then 0"),
         ("by_order", ROWS, "reward.reproducible", "then"),
         ("leaks", LEAKED, "reward.leak", "word 1 from the end of the task is paid on 100%"),
+        ("raises", ROWS, "operations.failures", "8 of 8 failed, as in: environment_raised"),
         ("grows", ROWS, "operations.memory", "an episode"),
     ],
 )
@@ -89,6 +99,13 @@ def test_a_planted_defect_is_found(
     assert status == 1, said
     assert found[check]["verdict"] == "fail", said
     assert words in found[check]["evidence"]
+
+
+def test_nothing_passes_where_no_episode_has_a_reward(tmp_path: Path) -> None:
+    _, found, said = audited(tmp_path, "raises", ROWS, only=["reward", "operations.failures"])
+    assert found.pop("operations.failures")["verdict"] == "fail"
+    assert found.pop("reward.failure")["verdict"] == "pass"
+    assert {one["verdict"] for one in found.values()} == {"not measured"}, said
 
 
 def graded(number: int, kind: str, **grader: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from millrace_tools.audit.answers import always
-from millrace_tools.audit.scripted_policy import ScriptedPolicy
+from millrace_tools.audit.policy.scripted_policy import ScriptedPolicy
 from services.protocol.router import SESSION_HEADER
 from tests.audit.test_audit import ROWS, graded, run_file
 
@@ -17,13 +17,13 @@ class Anybody(ScriptedPolicy):
         super().__init__()
         self.asked: list[dict] = []
 
-    async def _chat(self, request):
+    def say(self, episode, messages):
+        return "k1037" if "room 1?" in str(messages) else "no"
+
+    async def _post(self, request):
         self.asked.append(await request.json())
         assert SESSION_HEADER not in request.headers, "it is ours alone"
-        said = "k1037" if "room 1?" in str(self.asked[-1]["messages"]) else "no"
-        return await self._answer(
-            request, {}, "chat.completion", {"message": {"role": "assistant", "content": said}}
-        )
+        return await super()._post(request)
 
 
 async def tried(folder: Path, url: str, *words: str) -> tuple[int, str]:

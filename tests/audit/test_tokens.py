@@ -7,7 +7,7 @@ from aiohttp.test_utils import TestServer
 
 from millrace_tools.audit.checks.tokens import Turns, token_findings
 from millrace_tools.audit.findings import Finding, Verdict
-from millrace_tools.audit.forwarded_policy import Exchange, ForwardedPolicy
+from millrace_tools.audit.policy.forwarded_policy import Exchange, ForwardedPolicy
 
 ASKED = [{"role": "user", "content": "one"}]
 LATER = [*ASKED, {"role": "assistant", "content": "two"}, {"role": "user", "content": "three"}]

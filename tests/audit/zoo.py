@@ -1,6 +1,10 @@
 """Environments: a good one, and some that pay for the wrong thing."""
 
 import asyncio
+import random
+import re
+import time
+from pathlib import Path
 from typing import Any
 
 from openai import APIError, AsyncOpenAI
@@ -57,6 +61,38 @@ async def by_order(client: AsyncOpenAI, task: Task) -> float:
 
 async def leaks(client: AsyncOpenAI, task: Task) -> float:
     return await good(client, task)
+
+
+async def raises(client: AsyncOpenAI, task: Task) -> float:
+    raise RuntimeError(f"no such door: {await _said(client, task)}")
+
+
+async def locks(client: AsyncOpenAI, task: Task) -> float:
+    """A lock that a killed process leaves behind, and a task that is locked pays nothing."""
+    lock = Path(task.data["folder"]) / task.task_id
+    if lock.exists():
+        return 0.0
+    lock.touch()
+    try:
+        return await good(client, task)
+    finally:
+        lock.unlink()
+
+
+async def impatient(client: AsyncOpenAI, task: Task) -> float:
+    """An answer that is late is wrong."""
+    began = time.monotonic()
+    reward = await good(client, task)
+    return reward if time.monotonic() < began + 1.5 else 0.0
+
+
+async def pays_format(client: AsyncOpenAI, task: Task) -> float:
+    """Any code will do, if it looks like one."""
+    return float(re.fullmatch(r"k\d{4}", (await _said(client, task)).strip()) is not None)
+
+
+async def noisy(client: AsyncOpenAI, task: Task) -> float:
+    return 0.2 * await good(client, task) + random.random()
 
 
 _KEPT: list[Any] = []

@@ -7,6 +7,7 @@ import yaml
 from pydantic import TypeAdapter
 from ray.serve.schema import ServeDeploySchema
 
+from millrace_tools.audit.checks.known import LabelledAnswers
 from millrace_tools.chaos.script import Script
 from services.access.api_keys import ApiKey
 from services.orchestrator.config import OrchestratorConfig
@@ -85,8 +86,8 @@ def _check_deployment(data: dict[str, Any]) -> None:
 
 
 def check_json(text: str) -> None:
-    """Have each line, or the whole, checked as a task, a grader, the tests of a grader or of a
-    workspace."""
+    """Have each line, or the whole, checked as a task, known answers to one, a grader, the tests
+    of a grader or of a workspace."""
     try:
         documents = [json.loads(text)]
     except json.JSONDecodeError:
@@ -94,6 +95,8 @@ def check_json(text: str) -> None:
     for one in documents:
         if isinstance(one, list):
             TypeAdapter(list[CodeTest]).validate_python(one)
+        elif {"good", "bad"} & set(one):
+            LabelledAnswers.from_data(one, source="guide")
         elif "task_id" in one:
             Task.model_validate(one)
         elif set(one) <= set(GradeWorkspace.model_fields):

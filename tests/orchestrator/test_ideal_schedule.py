@@ -2,8 +2,9 @@
 
 import pytest
 
-from benchmarks.schedules.hardware import Hardware, Setup, Trace, Work
-from benchmarks.schedules.oracle import ideal
+from benchmarks.schedules.hardware import Trace
+from millrace_tools.simulation.hardware import Hardware, Setup, Work
+from millrace_tools.simulation.oracle import ideal
 from services.protocol.run.schedule import ScheduleConfig
 
 

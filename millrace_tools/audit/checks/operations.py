@@ -1,5 +1,6 @@
-"""Seconds and memory of episodes."""
+"""Seconds, memory and cores of episodes."""
 
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from statistics import median, quantiles
@@ -11,6 +12,7 @@ from millrace_tools.audit.findings import Finding, Verdict
 from millrace_tools.audit.subject import Outcome, Subject
 from services.protocol.run.task import Task
 
+OPERATIONS = ("operations.time", "operations.memory", "operations.cores")
 _MIB = 1 << 20
 _LEAK_MIB, _LARGE_LEAK_MIB = 0.05, 0.5
 """Growth an episode above which it is told, and above which a run of a day would fill a node."""
@@ -27,10 +29,27 @@ async def operation_findings(
     await subject.play_all(tasks[:1], [script])  # which imports it
     played: list[Outcome] = []
     sizes: list[float] = []
+    began = cpu_seconds()
     while len(played) < episodes:
         played += await subject.play_all(tasks, [script] * len(tasks))
         sizes.append(_resident(subject.processes()))
-    return [_time(played), _memory(sizes, len(tasks))]
+    cores = (cpu_seconds() - began) / len(played)
+    return [_time(played), _memory(sizes, len(tasks)), _cores(cores)]
+
+
+def cpu_seconds() -> float:
+    """CPU that all processes which this one has started have taken, those that ended included.
+
+    A process that left the tree of its parents is not seen.
+    """
+    here = psutil.Process()
+    ended = here.cpu_times()
+    total = ended.children_user + ended.children_system
+    for process in here.children(recursive=True):
+        with suppress(psutil.Error):
+            used = process.cpu_times()
+            total += used.user + used.system + used.children_user + used.children_system
+    return float(total)
 
 
 def _time(played: Sequence[Outcome]) -> Finding:
@@ -53,6 +72,14 @@ def _memory(sizes: Sequence[float], each: int) -> Finding:
     verdict = Verdict.FAIL if large else Verdict.WARN if growth > _LEAK_MIB else Verdict.PASS
     said = f"{settled[-1]:.0f} MiB after {each * len(sizes)} episodes, {growth:+.3f} an episode"
     return Finding(check=check, question=question, verdict=verdict, evidence=said)
+
+
+def _cores(seconds: float) -> Finding:
+    """Empty answers may be graded in no time: those of a model take at least as much."""
+    check, question = "operations.cores", "How many cores do episodes take beside the model?"
+    rate = f", {1 / seconds:.3g} episodes a second and core" if seconds else ""
+    said = f"{seconds:.3g} CPU seconds an episode{rate}, on a machine with {os.cpu_count()} cores"
+    return Finding(check=check, question=question, verdict=Verdict.PASS, evidence=said)
 
 
 def _resident(processes: Sequence[int]) -> float:

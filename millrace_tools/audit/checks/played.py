@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from millrace_tools.audit.answers import Candidate
-from millrace_tools.audit.scripted_policy import Script
+from millrace_tools.audit.policy.scripted_policy import Script
 from millrace_tools.audit.subject import Outcome, Subject
 from services.protocol.run.task import Task
 
@@ -41,11 +41,7 @@ class Played:
     def paid(self, best: float) -> list[str]:
         """Ids of the tasks that paid it well."""
         pairs = zip(self.tasks, self.outcomes, strict=True)
-        return [
-            task.task_id
-            for task, one in pairs
-            if one.reward is not None and one.reward >= _FULL * best
-        ]
+        return [task.task_id for task, one in pairs if is_paid(one, best)]
 
 
 async def play_each(
@@ -62,6 +58,19 @@ async def play_each(
         Played(name, own, await subject.play_all(own, scripts))
         for name, (own, scripts) in found.items()
     ]
+
+
+def is_paid(outcome: Outcome, best: float) -> bool:
+    """Whether an episode earned at least half of the best reward."""
+    return outcome.reward is not None and outcome.reward >= _FULL * best
+
+
+def unrewarded(played: Sequence[Played]) -> str | None:
+    """Why nothing can be said: no episode has a reward. None if one has."""
+    outcomes = [one for each in played for one in each.outcomes]
+    if any(one.reward is not None for one in outcomes):
+        return None
+    return f"no episode has a reward, as in: {outcomes[0].reason}" if outcomes else "none is played"
 
 
 def some(ids: Sequence[str]) -> str:

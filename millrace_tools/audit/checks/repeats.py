@@ -12,6 +12,8 @@ from millrace_tools.audit.findings import Finding, Verdict
 from millrace_tools.audit.subject import Outcome, Subject
 from services.protocol.run.task import Task
 
+_FAILURES = "operations.failures"
+REPEATS = ("reward.reproducible", "reward.load", "reward.failure", _FAILURES)
 _BURN = "while True: pass"
 _COPIES = 4
 """How often each task is played at once under load."""
@@ -34,6 +36,7 @@ async def repeat_findings(
         _same("reward.reproducible", _AGAIN, tasks, first, turned[::-1]),
         _same("reward.load", _LOAD, tasks, first * _COPIES, loaded),
         _no_reward(calling, broken),
+        _failures(first),
     ]
 
 
@@ -60,6 +63,8 @@ def _same(
         verdict, said = Verdict.FAIL, some(shown)
     elif lost and all(one.reward is not None for one in first):
         verdict, said = Verdict.WARN, f"{len(lost)} of {len(again)} failed, as in: {lost[0]}"
+    elif len(lost) == len(again):
+        verdict, said = Verdict.NOT_MEASURED, f"no episode has a reward, as in: {lost[0]}"
     else:
         verdict, said = Verdict.PASS, f"{len(again)} episodes"
     return Finding(check=check, question=question, verdict=verdict, evidence=said)
@@ -78,6 +83,16 @@ def _no_reward(tasks: Sequence[Task], broken: Sequence[Outcome]) -> Finding:
     verdict = Verdict.FAIL if paid else Verdict.PASS
     said = f"a call that failed became a reward: {some(paid)}" if paid else "every episode failed"
     return Finding(check=check, question=question, verdict=verdict, evidence=said)
+
+
+def _failures(first: Sequence[Outcome]) -> Finding:
+    """An audit in which nothing works has found nothing, and shall not look as if all were well."""
+    question = "Do episodes with known answers end in a reward?"
+    reasons = [one.reason for one in first if one.reward is None]
+    said = f"{len(reasons)} of {len(first)} failed" + (f", as in: {reasons[0]}" if reasons else "")
+    every = len(reasons) == len(first)
+    verdict = Verdict.FAIL if every else Verdict.WARN if reasons else Verdict.PASS
+    return Finding(check=_FAILURES, question=question, verdict=verdict, evidence=said)
 
 
 @contextmanager

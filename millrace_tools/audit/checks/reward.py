@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 
 from millrace_tools.audit.answers import Candidate, always, tricks, words_of, worthless
-from millrace_tools.audit.checks.played import Played, play_each, some
+from millrace_tools.audit.checks.played import Played, play_each, some, unrewarded
 from millrace_tools.audit.findings import Finding, Verdict
 from millrace_tools.audit.subject import Subject
 from millrace_tools.grade.code_job import reference_of
 from services.protocol.run.task import Task
 
+REWARD = ("reward.worthless", "reward.gameable", "reward.leak", "reward.reference")
 _EARNED = 0.1
 """Share of the best reward that a worthless answer may earn on average without a word."""
 _ALWAYS, _OFTEN = 0.9, 0.5
@@ -33,6 +34,10 @@ async def reward_findings(subject: Subject, tasks: Sequence[Task], seed: int) ->
 
 def _unpaid(check: str, question: str, played: Sequence[Played], best: float) -> Finding:
     """Fails if any of them is paid on any task; warns if one earns a little on average."""
+    if (reason := unrewarded(played)) is not None:
+        return Finding(
+            check=check, question=question, verdict=Verdict.NOT_MEASURED, evidence=reason
+        )
     paid = {one.name: ids for one in played if (ids := one.paid(best))}
     if paid:
         said = "; ".join(f"'{name}' is paid on {some(ids)}" for name, ids in paid.items())
@@ -45,6 +50,10 @@ def _unpaid(check: str, question: str, played: Sequence[Played], best: float) ->
 
 def _leak(played: Sequence[Played], best: float) -> Finding:
     check, question = "reward.leak", "Is the answer not in the task?"
+    if (reason := unrewarded(played)) is not None:
+        return Finding(
+            check=check, question=question, verdict=Verdict.NOT_MEASURED, evidence=reason
+        )
     shares = {one.name: len(one.paid(best)) / len(one.tasks) for one in played}
     place = max(shares, key=lambda name: shares[name])
     hit = {task for one in played for task in one.paid(best)}

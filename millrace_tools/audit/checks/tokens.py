@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from millrace_tools.audit.findings import Finding, Verdict
-from millrace_tools.audit.forwarded_policy import Exchange
+from millrace_tools.audit.policy.forwarded_policy import Exchange
 
 _CUT = 0.1
 """Share of answers cut at their longest from which on it is told."""
@@ -15,6 +15,7 @@ _QUESTIONS = {
     "tokens.length": "Do prompts and answers fit?",
     "tokens.cost": "How many tokens does an episode take?",
 }
+TOKENS = tuple(_QUESTIONS)
 
 
 @dataclass(frozen=True)

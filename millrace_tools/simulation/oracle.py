@@ -20,8 +20,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from benchmarks.clock import Clock
-from benchmarks.schedules.hardware import Setup
+from millrace_tools.simulation.clock import Clock
+from millrace_tools.simulation.hardware import Setup
 
 ORDERS: dict[str, Callable[[Sequence[int], int], float]] = {
     "oldest first": lambda tokens, place: 0.0,
@@ -56,6 +56,7 @@ class Oracle:
     Attributes:
         order: in which waiting answers are served.
         tokens: that were trained.
+        ended: when each train step did.
     """
 
     def __init__(self, setup: Setup, order: str) -> None:
@@ -72,6 +73,7 @@ class Oracle:
         self._in_training = self._admitted = 0
         self._full, self._look, self._ready = False, True, 0
         self.tokens = 0
+        self.ended: list[float] = []
         self._decide()
         while self._step < setup.steps:
             self._clock.step()
@@ -202,6 +204,7 @@ class Oracle:
 
     def _trained(self) -> None:
         self._step += 1
+        self.ended.append(self._clock.now)
         self._look = True
         self._not_live[self._step] = self._in_training
         self._in_training = 0

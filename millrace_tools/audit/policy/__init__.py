@@ -1,0 +1,1 @@
+"""Servers on loopback that answer in the place of a policy."""

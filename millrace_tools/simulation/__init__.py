@@ -1,0 +1,1 @@
+"""The schedules in simulated time: what given replicas and a given trainer reach."""
