@@ -160,6 +160,7 @@ class Replica:
         self._bus, self._id, self._machine = bus, name, machine
         self._receiver = VersionReceiver(machine.address)
         self._mappings = Mappings(kept=1)
+        self._committed: int | None = None
         self._work: set[asyncio.Task[Any]] = set()
 
     async def run(self) -> None:
@@ -176,7 +177,7 @@ class Replica:
         return ReplicaHello(
             replica_id=self._id,
             address=f"http://{self._machine.address}:1",
-            committed_version=None,
+            committed_version=self._committed,
             model="model",
             max_model_len=1,
             pid=os.getpid(),
@@ -190,7 +191,7 @@ class Replica:
             prefix = order.links[0].prefix if order.links else ""
             self._begin(self._stage(order), Phase.STAGE, order.manifest.version, prefix)
         elif isinstance(order, CommitWeights):
-            self._begin(asyncio.sleep(0), Phase.COMMIT, order.version, "")
+            self._begin(self._commit(order), Phase.COMMIT, order.version, "")
 
     def _begin(
         self, work: Coroutine[Any, Any, Any], phase: Phase, version: int, prefix: str
@@ -206,6 +207,9 @@ class Replica:
         task = asyncio.create_task(report_end(self._bus, replace(report, prefix=prefix), work))
         self._work.add(task)
         task.add_done_callback(self._work.discard)
+
+    async def _commit(self, order: CommitWeights) -> None:
+        self._committed = order.version
 
     async def _stage(self, order: StageWeights) -> None:
         if order.place is None:

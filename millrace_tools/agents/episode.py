@@ -75,14 +75,15 @@ class Episode:
                 self._container, shared=self._shared, variables=variables, program=self._command
             )
 
-    def play(self, timeout_s: float, abandoned: int) -> dict[str, Any]:
+    def play(self, timeout_s: float, abandoned: int | None = None) -> dict[str, Any]:
         """Run the program to its end; returns how the session ended.
 
         A program that fails, is too slow, or writes no good result has a failure and no reward.
 
         Args:
             timeout_s: after which it is ended.
-            abandoned: a descriptor that can be read once all programs are to be ended.
+            abandoned: a descriptor that can be read once all programs are to be ended; None:
+                nobody ends them.
         """
         if _is_readable(abandoned):
             return _failure(_ABANDONED)
@@ -163,22 +164,27 @@ def _failure(why: str) -> dict[str, Any]:
     return {"failure": why[:_SHOWN]}
 
 
-def _has_ended(process: "subprocess.Popen[bytes]", timeout_s: float, *others: int) -> bool:
-    """Wait for the program, or until one of the other descriptors can be read.
+def _has_ended(
+    process: "subprocess.Popen[bytes]", timeout_s: float, abandoned: int | None = None
+) -> bool:
+    """Wait for the program, or until the other descriptor can be read.
 
     Do not ask for its status yet: until then its process group can be no other one's.
     """
     descriptor = os.pidfd_open(process.pid)
     try:
         ends = select.poll()
-        for one in (descriptor, *others):
-            ends.register(one, select.POLLIN)
+        ends.register(descriptor, select.POLLIN)
+        if abandoned is not None:
+            ends.register(abandoned, select.POLLIN)
         return any(ready == descriptor for ready, _ in ends.poll(1000 * timeout_s))
     finally:
         os.close(descriptor)
 
 
-def _is_readable(descriptor: int) -> bool:
+def _is_readable(descriptor: int | None) -> bool:
+    if descriptor is None:
+        return False
     polled = select.poll()
     polled.register(descriptor, select.POLLIN)
     return bool(polled.poll(0))
