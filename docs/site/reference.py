@@ -50,7 +50,10 @@ MODEL_PAGES: dict[str, tuple[str, str, dict[str, tuple[str, ...]]]] = {
         {
             "The run": ("services.protocol.run.orchestrator",),
             "Schedule": ("services.protocol.run.schedule",),
-            "Algorithm": ("services.protocol.run.algorithm",),
+            "Algorithm": (
+                "services.protocol.run.algorithm",
+                "services.protocol.run.distillation",
+            ),
             "Evaluation": ("services.protocol.run.evaluation",),
             "Curriculum": ("services.protocol.run.task",),
             "Trackers": ("services.protocol.run.tracker",),

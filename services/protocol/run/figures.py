@@ -19,6 +19,7 @@ FIGURES = {
     "staleness_mean": "Policy versions between the oldest token of a sample group and the step "
     "that trains it: mean over the batch.",
     "staleness_max": "The largest staleness in the batch.",
+    "given_answers": "Sample groups of the batch whose answers are given.",
     "truncated": "Share of the batch's answers that ended at `sampling.max_tokens`.",
     "elapsed_s": "Wall time of the run, before a resumption too.",
     "response_tokens_mean": "Mean length of the batch's answers, tokens.",
