@@ -21,7 +21,7 @@ SUM = [{"stdin": "20 1\n", "expected": "21\n"}, {"stdin": "-3 3\n", "expected": 
 async def graded(scoring: Scoring, code: str, **grader: Any) -> Score:
     model = CodeGrader.model_validate({"kind": "code", **grader})
     job = ScoreJob(job_id="j", completion=code, grader=model)
-    (score,) = await asyncio.wait_for(scoring.score([job]), 120)
+    (score,) = await asyncio.wait_for(scoring.score([job]), 400)
     return score
 
 
