@@ -193,6 +193,9 @@ async def test_an_unknown_teacher_and_another_temperature_are_refused(tmp_path: 
         request = RunRequest(config=cluster.run_config(algorithm=distilled(teacher="larger")))
         with pytest.raises(InvalidInput, match=r"distillation\.teacher.*'larger'"):
             await runs.start(request)
+        hinted = distilled(teacher="policy", context="A hint.")
+        with pytest.raises(ValidationError, match="single answers only"):
+            cluster.run_config(algorithm=hinted, environment="external")
         with pytest.raises(ValidationError, match="temperature 1"):
             cluster.run_config(algorithm=distilled(), sampling={"temperature": 0.7})
 

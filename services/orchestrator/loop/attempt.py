@@ -90,6 +90,8 @@ class Answers:
         ]
         for index, trajectory, future, taught in waiting:
             score = await future
+            if taught and score.reward is None:
+                taught.cancel()
             try:
                 logprobs = await taught if taught and score.reward is not None else None
             except TeacherFailed as error:

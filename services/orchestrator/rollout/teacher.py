@@ -82,8 +82,13 @@ class Teacher:
         """
         call = asyncio.create_task(self._logprobs(task, trajectory), name="teacher")
         self._calls.add(call)
-        call.add_done_callback(self._calls.discard)
+        call.add_done_callback(self._ended)
         return call
+
+    def _ended(self, call: "asyncio.Task[tuple[float, ...]]") -> None:
+        self._calls.discard(call)
+        if not call.cancelled():
+            call.exception()  # of an answer that had no reward, nobody asks for it
 
     async def _logprobs(self, task: Task, trajectory: Trajectory) -> tuple[float, ...]:
         if task.given:  # not the policy's tokens: no advantage is taken of them

@@ -115,6 +115,13 @@ class RunConfig(StrictModel):
         if self.algorithm.distillation is not None and self.sampling.temperature != 1:
             fix = "A teacher's logprobs are those at temperature 1: use it with distillation."
             raise wrong_field("sampling.temperature", self.sampling.temperature, fix)
+        taught = self.algorithm.distillation
+        played = [one for one in self.environments if one not in (None, GIVEN)]
+        if taught is not None and taught.context is not None and played:
+            fix = (
+                f"The prompts of {played[0]} are its own: a context goes with single answers only."
+            )
+            raise wrong_field("algorithm.distillation.context", taught.context, fix)
         self._has_given_answers()
         known = [source.evaluation_set or DEFAULT_SET for source in self.task_sources]
         for name in self.evaluation.sets:
