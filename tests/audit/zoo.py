@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 from openai import APIError, AsyncOpenAI
 
 from services.protocol.run.task import Task
@@ -101,3 +102,40 @@ _KEPT: list[Any] = []
 async def grows(client: AsyncOpenAI, task: Task) -> float:
     _KEPT.append(b"x" * (1 << 20))
     return await good(client, task)
+
+
+async def _asked(url: str) -> str:
+    """Asks a server; the connection is its own."""
+    async with httpx.AsyncClient(trust_env=False) as http:
+        return (await http.get(url)).text
+
+
+async def looks_up(client: AsyncOpenAI, task: Task) -> float:
+    """Its server knows what is right."""
+    said = await _said(client, task)
+    return float(said == await _asked(task.data["url"] + task.data["answer"]))
+
+
+async def pays_lost_servers(client: AsyncOpenAI, task: Task) -> float:
+    try:
+        return await looks_up(client, task)
+    except httpx.HTTPError:
+        return 0.0
+
+
+async def has_tool(client: AsyncOpenAI, task: Task) -> float:
+    """Its tool, a program, repeats what is right."""
+    pipe = asyncio.subprocess.PIPE
+    tool = await asyncio.create_subprocess_exec("cat", stdin=pipe, stdout=pipe)
+    said = await _said(client, task)
+    told, _ = await tool.communicate(task.data["answer"].encode())
+    if tool.returncode:
+        raise RuntimeError("the tool died")
+    return float(told.decode() == said)
+
+
+async def pays_dead_tools(client: AsyncOpenAI, task: Task) -> float:
+    try:
+        return await has_tool(client, task)
+    except RuntimeError:
+        return 0.0
