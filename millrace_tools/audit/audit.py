@@ -46,6 +46,10 @@ from services.protocol.run.task import Task
 from services.protocol.strict import nearest
 
 OF_MODEL = (*LEARNABLE, *TOKENS, REPLICAS, SEARCH)
+_NOT_SAID = (
+    *("function", "run_file", "only", "out"),
+    *("environment", "task_file", "arguments", "act", "prompt"),  # the run file has them by now
+)
 CHECKS = (*REWARD, *KNOWN, *REPEATS, *SURROUNDINGS, *OPERATIONS, FAULTS, *OF_MODEL, TRAINING)
 
 
@@ -171,7 +175,7 @@ class Audit:
         """The audit's command line, with all options that have a value."""
         words = ["millrace", "audit", str(self._arguments.run_file)]
         for name, value in vars(self._arguments).items():
-            if name not in ("function", "run_file", "only", "out") and value is not None:
+            if name not in _NOT_SAID and value is not None:
                 words += [f"--{name.replace('_', '-')}", str(value)]
         return shlex.join(words)
 

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from millrace_tools.audit.endpoint import check_server
 from millrace_tools.audit.findings import Finding, Verdict
+from millrace_tools.audit.named import PROMPT, run_file_of
 from millrace_tools.command import FAILED, command, option
 from millrace_tools.output import print_line
 from services.protocol.errors import InvalidInput
@@ -27,7 +28,16 @@ _OF_MODEL = ("judge_url", "judge_model", "step_seconds")
 
 @command(
     "audit",
-    option("run_file", help="whose tasks, environments and graders are audited"),
+    option(
+        "environment",
+        metavar="ENV",
+        help="a run file, or the tasks or environment alone: tasks.jsonl, FILE.py:NAME, the URL of "
+        "an OpenEnv server, an id of gymnasium, a name of verifiers",
+    ),
+    option("--task-file", metavar="FILE", help="tasks for FILE.py:NAME (tasks.jsonl beside it)"),
+    option("--arguments", metavar="JSON", help="of an environment that has a name"),
+    option("--act", metavar="FIELD", help="of an OpenEnv action: where an answer belongs"),
+    option("--prompt", default=PROMPT, help="begins episodes of gymnasium and OpenEnv"),
     option("--tasks", type=int, default=16, help="tasks that are played (16)"),
     option("--episodes", type=int, default=500, help="for memory and time (500)"),
     option("--parallel", type=int, default=8, help="episodes at a time (8)"),
@@ -62,6 +72,7 @@ def audit(arguments: argparse.Namespace, console: Console) -> int:
         InvalidInput: an option or the run file cannot be used.
     """
     _check(arguments)
+    arguments.run_file = run_file_of(arguments)
     logging.getLogger("millrace.reward_service").setLevel(logging.ERROR)
     logging.getLogger("millrace.orchestrator").setLevel(logging.ERROR)
     # Graders take a second to import; only this command and `grade` need them.

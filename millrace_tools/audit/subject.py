@@ -48,6 +48,7 @@ class Policy(Protocol):
     """Answers the calls of episodes."""
 
     url: str
+    sandboxes: Any
 
     def begin(self, script: Any) -> str:
         """The name of a new episode."""

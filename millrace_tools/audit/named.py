@@ -1,0 +1,167 @@
+"""What an audit is asked about by name: files of a run that plays it, written here."""
+
+import argparse
+import ast
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+from services.protocol.errors import InvalidInput
+from services.protocol.run.task import OUTSIDE
+from services.protocol.text_file import read_text_file
+
+FOLDER = "subject"
+PROMPT = "Act."
+_GYMNASIUM = re.compile(r"[\w:.-]+-v\d+")
+_MODULE = re.compile(r"[A-Za-z][\w.-]*")
+_TASKS, _HELDOUT = 64, 8
+_SCHEMA_S, _WRITE_S = 30.0, 600.0
+_KINDS = {"string": "str", "integer": "int", "number": "float"}
+_KNOWN = (
+    "Name a run file, a task file (.jsonl), FILE.py:NAME, an OpenEnv server's URL, an id of "
+    "gymnasium (Name-v0), or an environment of verifiers"
+)
+
+
+def run_file_of(arguments: argparse.Namespace) -> str:
+    """The run file that `ENV` names, or one that is written to `subject` of the report's folder.
+
+    Raises:
+        InvalidInput: nothing is there of this name, or it cannot be played without being told more.
+    """
+    name: str = arguments.environment
+    if name.endswith((".yaml", ".yml")):
+        _without(arguments, name, "task_file", "arguments", "act")
+        return name
+    folder = Path(arguments.out) / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    given: Mapping[str, Any] = json.loads(arguments.arguments or "{}")
+    written = ", ".join(f"{key}={value!r}" for key, value in given.items())
+    file, _, definition = name.rpartition(":")
+    if name.endswith(".jsonl"):
+        _without(arguments, name, "task_file", "arguments", "act")
+        tasks: Path | None = Path(name)
+        environment = OUTSIDE if arguments.agent else None
+    elif file.endswith(".py"):
+        tasks, environment = _own(arguments, folder, file, definition, written)
+    elif name.startswith(("http://", "https://")):
+        field, kind = _act(name, arguments.act)
+        call = f"openenv_rollout([{name!r}], act={{{field!r}: {kind}}})"
+        tasks, environment = None, _adapter(folder, "openenv", call)
+    elif _GYMNASIUM.fullmatch(name):
+        call = f"gymnasium_rollout({', '.join([repr(name), written][: 1 + bool(written)])})"
+        tasks, environment = None, _adapter(folder, "gymnasium", call)
+    elif _MODULE.fullmatch(name):
+        call = f"verifiers_rollout({', '.join([repr(name), written][: 1 + bool(written)])})"
+        tasks, environment = folder / "tasks.jsonl", _adapter(folder, "verifiers", call)
+        _written_by("verifiers", name, str(tasks), "--arguments", json.dumps(given))
+    else:
+        raise InvalidInput("ENV", name, f"{_KNOWN}.")
+    return _run_file(arguments, folder, tasks, environment)
+
+
+def _own(
+    arguments: argparse.Namespace, folder: Path, file: str, name: str, written: str
+) -> tuple[Path | None, str]:
+    """A rollout function, or a class of a gymnasium environment."""
+    path = Path(file).resolve()
+    found = [
+        one
+        for one in ast.parse(read_text_file(path, field="ENV")).body
+        if getattr(one, "name", None) == name
+        or (isinstance(one, ast.Assign) and name in {ast.unparse(to) for to in one.targets})
+    ]
+    if not found:
+        raise InvalidInput("ENV", f"{file}:{name}", "The file defines no such name.")
+    if isinstance(found[-1], ast.ClassDef):
+        lines = f"import sys\nsys.path.insert(0, {str(path.parent)!r})\nimport gymnasium\n"
+        lines += f"gymnasium.register('audited/{name}-v0', entry_point='{path.stem}:{name}')\n"
+        call = f"gymnasium_rollout({', '.join([repr(f'audited/{name}-v0'), written])})"
+        return None, _adapter(folder, "gymnasium", call, before=lines)
+    _without(arguments, file, "arguments", "act")
+    tasks = Path(arguments.task_file or path.with_name("tasks.jsonl"))
+    if not tasks.exists():
+        fix = f"An environment plays tasks: name their file, as there is no {tasks}."
+        raise InvalidInput("--task-file", arguments.task_file, fix)
+    return tasks, f"{path}:{name}"
+
+
+def _act(url: str, given: str | None) -> tuple[str, str]:
+    """The one field of an action, and its kind, as the server's schema says."""
+    if given is not None:
+        return given, "str"
+    try:
+        answer = httpx.get(f"{url.rstrip('/')}/schema", timeout=_SCHEMA_S, trust_env=False)
+        fields = answer.raise_for_status().json()["action"]["properties"]
+    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+        fix = f"No OpenEnv server with a schema of actions answers there: {error}."
+        raise InvalidInput("ENV", url, fix) from None
+    kinds = {
+        name: _KINDS[one["type"]]
+        for name, one in fields.items()
+        if name != "metadata" and one.get("type") in _KINDS
+    }
+    if len(kinds) != 1:
+        fix = f"Actions have the fields {', '.join(fields)}: name that of the answer by --act."
+        raise InvalidInput("ENV", url, fix)
+    ((field, kind),) = kinds.items()
+    return field, kind
+
+
+def _adapter(folder: Path, package: str, call: str, *, before: str = "") -> str:
+    """A file with the rollout function of an adapter."""
+    path = folder.resolve() / "environment.py"
+    text = f"{before}from environments.{package} import {package}_rollout\n\nrollout = {call}\n"
+    path.write_text(text, encoding="utf-8")
+    return f"{path}:rollout"
+
+
+def _written_by(package: str, *words: str) -> None:
+    """Have an adapter write a task file, in a process of its own.
+
+    Raises:
+        InvalidInput: it says why it cannot.
+    """
+    command = [sys.executable, "-m", f"environments.{package}", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_WRITE_S, check=False)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        raise InvalidInput("ENV", words[0], f"{_KNOWN}. {package} says: {lines[-1]}")
+
+
+def _run_file(
+    arguments: argparse.Namespace, folder: Path, tasks: Path | None, environment: str | None
+) -> str:
+    """A run of these tasks, or of seeds for an environment that makes its own."""
+    if arguments.task_file is not None:
+        tasks = Path(arguments.task_file)
+    own = folder / "tasks.jsonl"
+    if tasks is None:
+        counts = ["--tasks", str(_TASKS), "--heldout", str(_HELDOUT)]
+        _written_by("gymnasium", str(own), *counts, "--prompt", arguments.prompt)
+    elif tasks.resolve() != own.resolve():
+        if not tasks.exists():
+            raise InvalidInput("--task-file", str(tasks), "There is no such file.")
+        shutil.copyfile(tasks, own)
+    name = re.sub(r"[^a-z0-9_-]+", "-", arguments.environment.lower()).strip("-")
+    run = {"name": name[-40:].strip("-"), "task_file": own.name, "model": arguments.model or "m"}
+    run |= {"steps": 100, "batch_groups": 8, "group_size": 8}
+    run |= {} if environment is None else {"environment": environment}
+    path = folder / "run.yaml"
+    path.write_text(yaml.safe_dump(run, sort_keys=False), encoding="utf-8")
+    return str(path)
+
+
+def _without(arguments: argparse.Namespace, name: str, *options: str) -> None:
+    for one in options:
+        if (value := getattr(arguments, one)) is not None:
+            fix = f"{name} has nothing to do with it: leave it out."
+            raise InvalidInput(f"--{one.replace('_', '-')}", value, fix)
