@@ -20,7 +20,7 @@ from services.protocol.text_file import read_text_file
 
 FOLDER = "subject"
 PROMPT = "Act."
-_GYMNASIUM = re.compile(r"[\w:.-]+-v\d+")
+_GYMNASIUM = re.compile(r"[\w:./-]+-v\d+")
 _MODULE = re.compile(r"[A-Za-z][\w.-]*")
 _TASKS, _HELDOUT = 64, 8
 _SCHEMA_S, _WRITE_S = 30.0, 600.0
@@ -43,25 +43,23 @@ def run_file_of(arguments: argparse.Namespace) -> str:
         return name
     folder = Path(arguments.out) / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    given: Mapping[str, Any] = json.loads(arguments.arguments or "{}")
-    written = ", ".join(f"{key}={value!r}" for key, value in given.items())
+    given = _arguments(arguments.arguments)
     file, _, definition = name.rpartition(":")
     if name.endswith(".jsonl"):
         _without(arguments, name, "task_file", "arguments", "act")
         tasks: Path | None = Path(name)
         environment = OUTSIDE if arguments.agent else None
     elif file.endswith(".py"):
-        tasks, environment = _own(arguments, folder, file, definition, written)
+        tasks, environment = _own(arguments, folder, file, definition, given)
     elif name.startswith(("http://", "https://")):
         field, kind = _act(name, arguments.act)
-        call = f"openenv_rollout([{name!r}], act={{{field!r}: {kind}}})"
-        tasks, environment = None, _adapter(folder, "openenv", call)
+        words = f"[{name!r}], act={{{field!r}: {kind}}}"
+        tasks, environment = None, _adapter(folder, "openenv", words)
     elif _GYMNASIUM.fullmatch(name):
-        call = f"gymnasium_rollout({', '.join([repr(name), written][: 1 + bool(written)])})"
-        tasks, environment = None, _adapter(folder, "gymnasium", call)
+        tasks, environment = None, _adapter(folder, "gymnasium", _words(name, given))
     elif _MODULE.fullmatch(name):
-        call = f"verifiers_rollout({', '.join([repr(name), written][: 1 + bool(written)])})"
-        tasks, environment = folder / "tasks.jsonl", _adapter(folder, "verifiers", call)
+        tasks, words = folder / "tasks.jsonl", _words(name, given)
+        environment = _adapter(folder, "verifiers", words)
         _written_by("verifiers", name, str(tasks), "--arguments", json.dumps(given))
     else:
         raise InvalidInput("ENV", name, f"{_KNOWN}.")
@@ -69,13 +67,17 @@ def run_file_of(arguments: argparse.Namespace) -> str:
 
 
 def _own(
-    arguments: argparse.Namespace, folder: Path, file: str, name: str, written: str
+    arguments: argparse.Namespace, folder: Path, file: str, name: str, given: Mapping[str, Any]
 ) -> tuple[Path | None, str]:
     """A rollout function, or a class of a gymnasium environment."""
     path = Path(file).resolve()
+    try:
+        body = ast.parse(read_text_file(path, field="ENV")).body
+    except SyntaxError as error:
+        raise InvalidInput("ENV", f"{file}:{name}", f"It is no Python: {error}.") from None
     found = [
         one
-        for one in ast.parse(read_text_file(path, field="ENV")).body
+        for one in body
         if getattr(one, "name", None) == name
         or (isinstance(one, ast.Assign) and name in {ast.unparse(to) for to in one.targets})
     ]
@@ -84,8 +86,8 @@ def _own(
     if isinstance(found[-1], ast.ClassDef):
         lines = f"import sys\nsys.path.insert(0, {str(path.parent)!r})\nimport gymnasium\n"
         lines += f"gymnasium.register('audited/{name}-v0', entry_point='{path.stem}:{name}')\n"
-        call = f"gymnasium_rollout({', '.join([repr(f'audited/{name}-v0'), written])})"
-        return None, _adapter(folder, "gymnasium", call, before=lines)
+        words = _words(f"audited/{name}-v0", given)
+        return None, _adapter(folder, "gymnasium", words, before=lines)
     _without(arguments, file, "arguments", "act")
     tasks = Path(arguments.task_file or path.with_name("tasks.jsonl"))
     if not tasks.exists():
@@ -116,10 +118,24 @@ def _act(url: str, given: str | None) -> tuple[str, str]:
     return field, kind
 
 
-def _adapter(folder: Path, package: str, call: str, *, before: str = "") -> str:
-    """A file with the rollout function of an adapter."""
+def _arguments(text: str | None) -> Mapping[str, Any]:
+    try:
+        return dict(json.loads(text or "{}"))
+    except (ValueError, TypeError):
+        fix = """Write an object of JSON, such as '{"size": 5}'."""
+        raise InvalidInput("--arguments", text, fix) from None
+
+
+def _words(name: str, given: Mapping[str, Any]) -> str:
+    """Name and arguments, as a call has them."""
+    return ", ".join([repr(name), *(f"{key}={value!r}" for key, value in given.items())])
+
+
+def _adapter(folder: Path, package: str, words: str, *, before: str = "") -> str:
+    """A file with the rollout function of an adapter, called with these words."""
     path = folder.resolve() / "environment.py"
-    text = f"{before}from environments.{package} import {package}_rollout\n\nrollout = {call}\n"
+    text = f"{before}from environments.{package} import {package}_rollout\n\n"
+    text += f"rollout = {package}_rollout({words})\n"
     path.write_text(text, encoding="utf-8")
     return f"{path}:rollout"
 

@@ -32,6 +32,7 @@ from services.protocol.yaml_text import load_yaml
 
 SEEDS = (0, 1, 2)
 _LONGEST_MODEL = 4096
+_OF_USER = ("reward_service", "sandboxes")
 
 
 class Training:
@@ -103,36 +104,34 @@ class Training:
 
 def _deployment(arguments: argparse.Namespace, port: int) -> Any:
     """The Serve file's content, at this port, with the model that is to be trained."""
-    own = load_yaml(arguments.deployment) if arguments.deployment else None
-    with contextlib.suppress(KeyError, TypeError, AttributeError):
-        if own is not None and {"trainer", "rollout_server"} <= set(arguments_of(own)):
-            content = own
-        elif arguments.train_model is not None:
-            content = load_yaml(starter_files() / "deploy" / "laptop.yaml")
-            _take_grader(content, own)
-        else:
+    own = load_yaml(arguments.deployment) if arguments.deployment else {"applications": []}
+    model = arguments.train_model
+    try:
+        if model is None and "trainer" not in arguments_of(own):
             fix = "Name a small model that this machine can train: --train-model FOLDER."
             raise InvalidInput("--train-steps", arguments.train_steps, fix)
+        content = own if model is None else _laptop(own)
         move_to(content, port)
         given = arguments_of(content)
         given["orchestrator"]["environments"] = True
-        if arguments.train_model is not None:
-            model = {"model": str(Path(arguments.train_model).resolve())}
-            given["trainer"] |= model
-            run = read_run_file(arguments.run_file)
-            given["rollout_server"] |= model | {"served_model_name": run.model}
-            given["rollout_server"]["max_model_len"] = _length(arguments.train_model)
-        return content
-    fix = "It needs the applications of deploy/laptop.yaml; ask `millrace check FILE`."
-    raise InvalidInput("--deployment", arguments.deployment, fix)
+    except (KeyError, TypeError, AttributeError):
+        fix = "It needs the applications of deploy/laptop.yaml; ask `millrace check FILE`."
+        raise InvalidInput("--deployment", arguments.deployment, fix) from None
+    if model is not None:
+        folder = str(Path(model).resolve())
+        given["trainer"]["model"] = given["rollout_server"]["model"] = folder
+        given["rollout_server"]["served_model_name"] = read_run_file(arguments.run_file).model
+        given["rollout_server"]["max_model_len"] = _length(model)
+    return content
 
 
-def _take_grader(content: Any, own: Any) -> None:
-    """A file that registers graders alone has the reward service of the others."""
-    kept = [one for one in (own or {}).get("applications", ()) if one["name"] == "reward_service"]
-    if kept:
-        others = [one for one in content["applications"] if one["name"] != "reward_service"]
-        content["applications"] = [*kept, *others]
+def _laptop(own: Any) -> Any:
+    """The services of a laptop, with the user's graders and sandboxes."""
+    content = load_yaml(starter_files() / "deploy" / "laptop.yaml")
+    kept = {one["name"]: one for one in own["applications"] if one["name"] in _OF_USER}
+    others = [one for one in content["applications"] if one["name"] not in kept]
+    content["applications"] = [*kept.values(), *others]
+    return content
 
 
 def _length(folder: str) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 from openai import APIError, AsyncOpenAI
 
+from services.orchestrator.rollout.sandbox import sandbox
 from services.protocol.run.task import Task
 
 _TOLD: list[str] = []
@@ -139,3 +140,11 @@ async def pays_dead_tools(client: AsyncOpenAI, task: Task) -> float:
         return await has_tool(client, task)
     except RuntimeError:
         return 0.0
+
+
+async def uses_sandbox(client: AsyncOpenAI, task: Task) -> float:
+    """Pays what Python makes of the answer, if that is what is right."""
+    said = await _said(client, task)
+    async with sandbox(tools=("python",)) as box:
+        told = await box.python(f"print({said!r})")
+    return float((told.stdout or "").strip() == task.data["answer"])

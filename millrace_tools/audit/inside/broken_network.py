@@ -9,6 +9,7 @@ import errno
 import os
 import signal
 import socket
+import stat
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -44,6 +45,8 @@ def __getattr__(name: str) -> Callable[..., Any]:
 
 def _cut(descriptor: int) -> None:
     """End the connection, if it is one of the network and not to the policy."""
+    if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+        return
     with socket.socket(fileno=os.dup(descriptor)) as connection:
         if connection.family in (socket.AF_INET, socket.AF_INET6):
             peer = connection.getpeername()
