@@ -56,7 +56,7 @@ def test_training_needs_a_model_that_is_there(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="--train-model"):
         Training(given)
     given.train_model = str(tmp_path)
-    with pytest.raises(InvalidInput, match="config.json"):
+    with pytest.raises(InvalidInput, match=r"config\.json"):
         Training(given)
 
 
