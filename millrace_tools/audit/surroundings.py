@@ -7,12 +7,13 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 
-from millrace_tools.audit.inside import broken_network, cut_off_graders, failing_grader
+from millrace_tools.audit.inside import broken_network, failing_grader
 from millrace_tools.audit.subject import Subject
 from services.reward_service.config import RewardServiceConfig
 from services.reward_service.scoring import Scoring
 
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+_CUT_OFF = "millrace_tools.audit.inside.cut_off_graders"  # which works where it is imported
 _HERE = "127.0.0.1,localhost"
 
 
@@ -50,7 +51,7 @@ async def without_network(
         graded: whether any grader is the user's own.
     """
     config = subject.scoring.config
-    modules = [*config.grader_modules, cut_off_graders.__name__]
+    modules = [*config.grader_modules, _CUT_OFF]
     async with _refusing() as (felt, url, file):
         cut_off = config.model_copy(
             update={
