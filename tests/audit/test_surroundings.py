@@ -35,24 +35,21 @@ async def knowing() -> AsyncIterator[str]:
         yield str(server.make_url("/"))
 
 
-@pytest.mark.parametrize(("name", "verdict"), [("looks_up", "pass"), ("pays_lost_servers", "fail")])
-async def test_a_server_that_cannot_be_reached_is_no_reward(
+@pytest.mark.parametrize(
+    ("name", "verdict"), [("needs_others", "pass"), ("pays_lost_others", "fail")]
+)
+async def test_a_server_that_is_away_and_a_tool_that_dies_are_no_reward(
     tmp_path: Path, name: str, verdict: str
 ) -> None:
     async with knowing() as url:
         rows = [row(number, url=url) for number in range(4)]
         _, found, said = await audit_here(tmp_path, name, rows)
     assert found["reward.network"]["verdict"] == verdict, said
-    assert found["reward.programs"]["verdict"] == "not measured"
+    assert found["reward.programs"]["verdict"] == verdict, said
+    assert found["reward.grader"]["verdict"] == "not measured"
     if verdict == "fail":
         assert ": 1, then 0" in found["reward.network"]["evidence"]
-
-
-@pytest.mark.parametrize(("name", "verdict"), [("has_tool", "pass"), ("pays_dead_tools", "fail")])
-async def test_a_tool_that_dies_is_no_reward(tmp_path: Path, name: str, verdict: str) -> None:
-    _, found, said = await audit_here(tmp_path, name, ROWS)
-    assert found["reward.programs"]["verdict"] == verdict, said
-    assert found["reward.network"]["verdict"] == "not measured"
+        assert ": 1, then 0" in found["reward.programs"]["evidence"]
 
 
 GRADERS = """
@@ -69,9 +66,7 @@ def knows(completion, answer, url):
 """
 
 
-@pytest.mark.parametrize("reference", [True, False])
-async def test_a_grader_that_fails_is_no_reward(tmp_path: Path, reference: bool) -> None:
-    """Without a reference its failure is taken for the answer's."""
+async def test_a_grader_that_fails_is_no_reward_if_it_has_a_reference(tmp_path: Path) -> None:
     (tmp_path / "own_grader.py").write_text(GRADERS)
     service = {
         "name": "reward_service",
@@ -89,14 +84,16 @@ async def test_a_grader_that_fails_is_no_reward(tmp_path: Path, reference: bool)
                     "kind": "python",
                     "name": "knows",
                     "arguments": {"answer": one["data"]["answer"], "url": url},
+                    "reference": one["data"]["answer"] if number != 2 else None,
                 }
-                | ({"reference": one["data"]["answer"]} if reference else {})
             }
-            for one in ROWS[:4]
+            for number, one in enumerate(ROWS[:4])
         ]
         _, found, said = await audit_here(tmp_path, None, rows, deployment=deployment)
-    assert found["reward.network"]["verdict"] == "fail", said
-    assert found["reward.grader"]["verdict"] == ("pass" if reference else "fail"), said
+    # It takes a server that is away for a wrong answer.
+    assert "room-0: 1, then 0, room-1: 1, then 0" in found["reward.network"]["evidence"], said
+    assert found["reward.grader"]["verdict"] == "fail"
+    assert "a failure became a reward: room-2: 0;" in found["reward.grader"]["evidence"]
 
 
 AGENT = """

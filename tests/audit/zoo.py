@@ -111,34 +111,22 @@ async def _asked(url: str) -> str:
         return (await http.get(url)).text
 
 
-async def looks_up(client: AsyncOpenAI, task: Task) -> float:
-    """Its server knows what is right."""
-    said = await _said(client, task)
-    return float(said == await _asked(task.data["url"] + task.data["answer"]))
-
-
-async def pays_lost_servers(client: AsyncOpenAI, task: Task) -> float:
-    try:
-        return await looks_up(client, task)
-    except httpx.HTTPError:
-        return 0.0
-
-
-async def has_tool(client: AsyncOpenAI, task: Task) -> float:
-    """Its tool, a program, repeats what is right."""
+async def needs_others(client: AsyncOpenAI, task: Task) -> float:
+    """A tool, which is a program, repeats what is right, and so does a server."""
     pipe = asyncio.subprocess.PIPE
     tool = await asyncio.create_subprocess_exec("cat", stdin=pipe, stdout=pipe)
     said = await _said(client, task)
     told, _ = await tool.communicate(task.data["answer"].encode())
     if tool.returncode:
-        raise RuntimeError("the tool died")
-    return float(told.decode() == said)
+        raise ConnectionError("the tool died")
+    answered = await _asked(task.data["url"] + task.data["answer"])
+    return float(said == told.decode() == answered)
 
 
-async def pays_dead_tools(client: AsyncOpenAI, task: Task) -> float:
+async def pays_lost_others(client: AsyncOpenAI, task: Task) -> float:
     try:
-        return await has_tool(client, task)
-    except RuntimeError:
+        return await needs_others(client, task)
+    except (httpx.HTTPError, ConnectionError):
         return 0.0
 
 
