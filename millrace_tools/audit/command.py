@@ -36,7 +36,11 @@ _OF_MODEL = ("judge_url", "judge_model", "step_seconds")
     ),
     option("--task-file", metavar="FILE", help="tasks for FILE.py:NAME (tasks.jsonl beside it)"),
     option("--arguments", metavar="JSON", help="of an environment that has a name"),
-    option("--act", metavar="FIELD", help="of an OpenEnv action: where an answer belongs"),
+    option(
+        "--act",
+        metavar="FIELD",
+        help="of an OpenEnv action, such as number:int",
+    ),
     option("--prompt", default=PROMPT, help="begins episodes of gymnasium and OpenEnv"),
     option("--tasks", type=int, default=16, help="tasks that are played (16)"),
     option("--episodes", type=int, default=500, help="for memory and time (500)"),

@@ -1,7 +1,6 @@
 """What an audit is asked about by name: files of a run that plays it, written here."""
 
 import argparse
-import ast
 import json
 import re
 import shutil
@@ -11,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import httpx
 import yaml
 
 from services.protocol.errors import InvalidInput
@@ -23,8 +21,7 @@ PROMPT = "Act."
 _GYMNASIUM = re.compile(r"[\w:./-]+-v\d+")
 _MODULE = re.compile(r"[A-Za-z][\w.-]*")
 _TASKS, _HELDOUT = 64, 8
-_SCHEMA_S, _WRITE_S = 30.0, 600.0
-_KINDS = {"string": "str", "integer": "int", "number": "float"}
+_WRITE_S = 600.0
 _KNOWN = (
     "Name a run file, a task file (.jsonl), FILE.py:NAME, an OpenEnv server's URL, an id of "
     "gymnasium (Name-v0), or an environment of verifiers"
@@ -39,22 +36,21 @@ def run_file_of(arguments: argparse.Namespace) -> str:
     """
     name: str = arguments.environment
     if name.endswith((".yaml", ".yml")):
-        _without(arguments, name, "task_file", "arguments", "act")
+        if arguments.task_file is not None:
+            fix = "The run file names its tasks: leave it out."
+            raise InvalidInput("--task-file", arguments.task_file, fix)
         return name
     folder = Path(arguments.out) / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     given = _arguments(arguments.arguments)
     file, _, definition = name.rpartition(":")
     if name.endswith(".jsonl"):
-        _without(arguments, name, "task_file", "arguments", "act")
         tasks: Path | None = Path(name)
         environment = OUTSIDE if arguments.agent else None
     elif file.endswith(".py"):
         tasks, environment = _own(arguments, folder, file, definition, given)
     elif name.startswith(("http://", "https://")):
-        field, kind = _act(name, arguments.act)
-        words = f"[{name!r}], act={{{field!r}: {kind}}}"
-        tasks, environment = None, _adapter(folder, "openenv", words)
+        tasks, environment = None, _adapter(folder, "openenv", _act(name, arguments.act))
     elif _GYMNASIUM.fullmatch(name):
         tasks, environment = None, _adapter(folder, "gymnasium", _words(name, given))
     elif _MODULE.fullmatch(name):
@@ -71,24 +67,12 @@ def _own(
 ) -> tuple[Path | None, str]:
     """A rollout function, or a class of a gymnasium environment."""
     path = Path(file).resolve()
-    try:
-        body = ast.parse(read_text_file(path, field="ENV")).body
-    except SyntaxError as error:
-        raise InvalidInput("ENV", f"{file}:{name}", f"It is no Python: {error}.") from None
-    found = [
-        one
-        for one in body
-        if getattr(one, "name", None) == name
-        or (isinstance(one, ast.Assign) and name in {ast.unparse(to) for to in one.targets})
-    ]
-    if not found:
-        raise InvalidInput("ENV", f"{file}:{name}", "The file defines no such name.")
-    if isinstance(found[-1], ast.ClassDef):
+    source = read_text_file(path, field="ENV")
+    if re.search(rf"^class {re.escape(name)}\b", source, re.MULTILINE):
         lines = f"import sys\nsys.path.insert(0, {str(path.parent)!r})\nimport gymnasium\n"
         lines += f"gymnasium.register('audited/{name}-v0', entry_point='{path.stem}:{name}')\n"
         words = _words(f"audited/{name}-v0", given)
         return None, _adapter(folder, "gymnasium", words, before=lines)
-    _without(arguments, file, "arguments", "act")
     tasks = Path(arguments.task_file or path.with_name("tasks.jsonl"))
     if not tasks.exists():
         fix = f"An environment plays tasks: name their file, as there is no {tasks}."
@@ -96,26 +80,13 @@ def _own(
     return tasks, f"{path}:{name}"
 
 
-def _act(url: str, given: str | None) -> tuple[str, str]:
-    """The one field of an action, and its kind, as the server's schema says."""
-    if given is not None:
-        return given, "str"
-    try:
-        answer = httpx.get(f"{url.rstrip('/')}/schema", timeout=_SCHEMA_S, trust_env=False)
-        fields = answer.raise_for_status().json()["action"]["properties"]
-    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
-        fix = f"No OpenEnv server with a schema of actions answers there: {error}."
-        raise InvalidInput("ENV", url, fix) from None
-    kinds = {
-        name: _KINDS[one["type"]]
-        for name, one in fields.items()
-        if name != "metadata" and one.get("type") in _KINDS
-    }
-    if len(kinds) != 1:
-        fix = f"Actions have the fields {', '.join(fields)}: name that of the answer by --act."
-        raise InvalidInput("ENV", url, fix)
-    ((field, kind),) = kinds.items()
-    return field, kind
+def _act(url: str, given: str | None) -> str:
+    """How an answer becomes an action: `FIELD`, or `FIELD:int`."""
+    field, _, kind = (given or "").partition(":")
+    if not field.isidentifier() or kind not in ("", "int", "float"):
+        fix = "Say in which field of an action an answer belongs: FIELD, FIELD:int or FIELD:float."
+        raise InvalidInput("--act", given, fix)
+    return f"[{url!r}], act={{{field!r}: {kind or 'str'}}}"
 
 
 def _arguments(text: str | None) -> Mapping[str, Any]:
@@ -174,10 +145,3 @@ def _run_file(
     path = folder / "run.yaml"
     path.write_text(yaml.safe_dump(run, sort_keys=False), encoding="utf-8")
     return str(path)
-
-
-def _without(arguments: argparse.Namespace, name: str, *options: str) -> None:
-    for one in options:
-        if (value := getattr(arguments, one)) is not None:
-            fix = f"{name} has nothing to do with it: leave it out."
-            raise InvalidInput(f"--{one.replace('_', '-')}", value, fix)

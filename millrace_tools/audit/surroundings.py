@@ -14,7 +14,7 @@ from services.reward_service.scoring import Scoring
 
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 _CUT_OFF = "millrace_tools.audit.inside.cut_off_graders"  # which works where it is imported
-_HERE = "127.0.0.1,localhost"
+_HERE, _NOBODY = "127.0.0.1,localhost", "http://127.0.0.1:9"
 
 
 class Felt:
@@ -77,18 +77,13 @@ async def without_network(
 
 @contextlib.asynccontextmanager
 async def with_failing_graders(subject: Subject, names: set[str]) -> AsyncIterator[None]:
-    """The user's graders fail on every answer: functions raise, endpoints hang up."""
+    """The user's graders fail on every answer: functions raise, endpoints are away."""
     config = subject.scoring.config
     place = f"{failing_grader.__name__}:{failing_grader.fails.__name__}"
-    async with _refusing() as (_, url, _):
-        failing = config.model_copy(
-            update={
-                "graders": dict.fromkeys(names, place),
-                "http_graders": dict.fromkeys(config.http_graders, url),
-            }
-        )
-        async with _graded_by(subject, failing):
-            yield
+    own = {"graders": dict.fromkeys(names, place)}
+    own |= {"http_graders": dict.fromkeys(config.http_graders, _NOBODY)}
+    async with _graded_by(subject, config.model_copy(update=own)):
+        yield
 
 
 @contextlib.asynccontextmanager
