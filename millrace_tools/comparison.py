@@ -29,7 +29,7 @@ def compare_runs(arguments: argparse.Namespace, console: Console) -> int:
     """
     if len(arguments.runs) < 2:
         raise InvalidInput("RUN", arguments.runs[0], "Give two runs or more to compare.")
-    compared = _comparison(arguments.runs)
+    compared = comparison_of(arguments.runs)
     letters = [run.letter for run in compared.runs]
     for run in compared.runs:
         print_line(f"{run.letter}  {run.figures.run_id}", console)
@@ -70,7 +70,7 @@ def report_runs(arguments: argparse.Namespace, console: Console) -> int:
     """
     if not 0 <= arguments.smoothing <= 0.99:
         raise InvalidInput("--smoothing", arguments.smoothing, "Give a number from 0 to 0.99.")
-    content = report(_comparison(arguments.runs), arguments.smoothing).encode()
+    content = report(comparison_of(arguments.runs), arguments.smoothing).encode()
     path = Path(arguments.output)
     try:
         replace_file(path, content)
@@ -81,7 +81,12 @@ def report_runs(arguments: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def _comparison(names: Sequence[str]) -> Comparison:
+def comparison_of(names: Sequence[str]) -> Comparison:
+    """The runs of these folders or names.
+
+    Raises:
+        InvalidInput: a run is not there, or there are too many.
+    """
     folders = {folder.path.resolve(): folder for folder in map(_folder, names)}
     if len(folders) > MOST_COMPARED:
         raise InvalidInput("RUN", len(folders), f"Give at most {MOST_COMPARED} runs.")

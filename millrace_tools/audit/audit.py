@@ -6,17 +6,16 @@ import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
-from millrace_tools.audit.answers import Candidate, always
+from millrace_tools.audit.answers import Candidate, always, turns
 from millrace_tools.audit.checks.asked import ask
 from millrace_tools.audit.checks.faults import FAULTS, fault_finding
-from millrace_tools.audit.checks.known import KNOWN, known_findings, read_labelled_answers
+from millrace_tools.audit.checks.known import KNOWN, Answer, known_findings, read_labelled_answers
 from millrace_tools.audit.checks.learnable import (
     LEARNABLE,
     NOISE,
     learnable_findings,
     noise_finding,
     not_asked,
-    not_trained,
 )
 from millrace_tools.audit.checks.operations import OPERATIONS, operation_findings
 from millrace_tools.audit.checks.repeats import REPEATS, repeat_findings
@@ -29,7 +28,9 @@ from millrace_tools.audit.checks.replicas import (
 )
 from millrace_tools.audit.checks.reward import REWARD, reward_findings
 from millrace_tools.audit.checks.search import SEARCH, Search, not_searched
+from millrace_tools.audit.checks.surroundings import SURROUNDINGS, surrounding_findings
 from millrace_tools.audit.checks.tokens import TOKENS, token_findings
+from millrace_tools.audit.checks.training import TRAINING, TrainedRun, not_trained, training_finding
 from millrace_tools.audit.endpoint import judge_of
 from millrace_tools.audit.findings import AuditReport, Finding
 from millrace_tools.audit.opened import opened
@@ -45,7 +46,11 @@ from services.protocol.run.task import Task
 from services.protocol.strict import nearest
 
 OF_MODEL = (*LEARNABLE, *TOKENS, REPLICAS, SEARCH)
-CHECKS = (*REWARD, *KNOWN, *REPEATS, *OPERATIONS, FAULTS, *OF_MODEL)
+_NOT_SAID = (
+    *("function", "run_file", "only", "out"),
+    *("environment", "task_file", "arguments", "act", "prompt"),  # the run file has them by now
+)
+CHECKS = (*REWARD, *KNOWN, *REPEATS, *SURROUNDINGS, *OPERATIONS, FAULTS, *OF_MODEL, TRAINING)
 
 
 class Audit:
@@ -69,15 +74,20 @@ class Audit:
         self._episodes = self._tasks = 0
         self._plan: Plan | None = None
 
-    async def run(self) -> tuple[AuditReport, str]:
-        """The report, and a run file to train with.
+    @property
+    def wants_training(self) -> bool:
+        """Whether a model is to be trained."""
+        return self._arguments.train_steps is not None and self._wants(TRAINING)
+
+    async def play(self) -> None:
+        """All checks that play episodes.
 
         Raises:
             InvalidInput: the run file, or a file that an option names, cannot be used.
         """
         async with ScriptedPolicy() as policy, opened(self._arguments, policy) as (tasks, subject):
             self._tasks = len(tasks)
-            await self._scripted(subject, tasks)
+            await self._scripted(subject, policy.url, tasks)
             self._episodes += subject.episodes
         if self._arguments.url is None:
             self._add([not_asked(), not_searched(), not_simulated()])
@@ -88,7 +98,14 @@ class Audit:
             ):
                 await self._asked(subject, model, tasks)
                 self._episodes += subject.episodes
-        self._add([not_trained(str(self._arguments.out / "run.yaml"))])
+
+    def ended(self, trained: Sequence[TrainedRun] | str | None) -> tuple[AuditReport, str]:
+        """The report, and a run file to train with.
+
+        Args:
+            trained: see `training_finding`; None: nobody asked for it.
+        """
+        self._add([not_trained() if trained is None else training_finding(trained)])
         report = AuditReport(
             millrace=version("millrace"),
             made_at=time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
@@ -100,18 +117,21 @@ class Audit:
         )
         return report, trainable(self._run, report, self._plan)
 
-    async def _scripted(self, subject: Subject, tasks: Sequence[Task]) -> None:
+    async def _scripted(self, subject: Subject, policy_url: str, tasks: Sequence[Task]) -> None:
         """Checks with answers of known worth."""
         given = self._arguments
-        known = [_known(task) for task in tasks]
         table = TaskTable(self._run)
         answers = read_labelled_answers(given.answers, table) if given.answers else []
+        good = {one.task_id: one.good[0] for one in answers if one.good}
+        known = [_known(task, good.get(task.task_id)) for task in tasks]
         if self._wants(*REWARD):
             self._add(await reward_findings(subject, tasks, given.seed))
         if self._wants(*KNOWN):
             self._add(await known_findings(subject, answers, table))
         if self._wants(*REPEATS):
             self._add(await repeat_findings(subject, tasks, known))
+        if self._wants(*SURROUNDINGS):
+            self._add(await surrounding_findings(subject, policy_url, tasks, known))
         if self._wants(*OPERATIONS):
             self._add(await operation_findings(subject, tasks, given.episodes))
         if self._wants(FAULTS):
@@ -155,7 +175,7 @@ class Audit:
         """The audit's command line, with all options that have a value."""
         words = ["millrace", "audit", str(self._arguments.run_file)]
         for name, value in vars(self._arguments).items():
-            if name not in ("function", "run_file", "only", "out") and value is not None:
+            if name not in _NOT_SAID and value is not None:
                 words += [f"--{name.replace('_', '-')}", str(value)]
         return shlex.join(words)
 
@@ -186,8 +206,10 @@ def _trainer(arguments: argparse.Namespace) -> Trainer | None:
     )
 
 
-def _known(task: Task) -> Candidate:
+def _known(task: Task, good: Answer | None) -> Candidate:
     """A right answer where one is known, and else one that says something."""
+    if good is not None:
+        return Candidate("good", turns(good))
     known = known_answers(task)
     if known:
         return Candidate("known", always(known[0]))

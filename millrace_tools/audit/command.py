@@ -4,26 +4,44 @@ import argparse
 import asyncio
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from millrace_tools.audit.endpoint import check_server
 from millrace_tools.audit.findings import Finding, Verdict
+from millrace_tools.audit.named import PROMPT, run_file_of
 from millrace_tools.command import FAILED, command, option
 from millrace_tools.output import print_line
 from services.protocol.errors import InvalidInput
 
+if TYPE_CHECKING:
+    from millrace_tools.audit.training import Training
+
 _STYLES = {Verdict.PASS: "", Verdict.WARN: "yellow", Verdict.FAIL: "bold red"}
 _POSITIVE = (
     *("tasks", "episodes", "parallel", "timeout", "samples"),
-    *("step_seconds", "tokens_per_second", "slots"),
+    *("step_seconds", "tokens_per_second", "slots", "train_steps"),
 )
 _OF_MODEL = ("judge_url", "judge_model", "step_seconds")
 
 
 @command(
     "audit",
-    option("run_file", help="whose tasks, environments and graders are audited"),
+    option(
+        "environment",
+        metavar="ENV",
+        help="a run file, or the tasks or environment alone: tasks.jsonl, FILE.py:NAME, the URL of "
+        "an OpenEnv server, an id of gymnasium, a name of verifiers",
+    ),
+    option("--task-file", metavar="FILE", help="tasks for FILE.py:NAME (tasks.jsonl beside it)"),
+    option("--arguments", metavar="JSON", help="of an environment that has a name"),
+    option(
+        "--act",
+        metavar="FIELD",
+        help="of an OpenEnv action, such as number:int",
+    ),
+    option("--prompt", default=PROMPT, help="begins episodes of gymnasium and OpenEnv"),
     option("--tasks", type=int, default=16, help="tasks that are played (16)"),
     option("--episodes", type=int, default=500, help="for memory and time (500)"),
     option("--parallel", type=int, default=8, help="episodes at a time (8)"),
@@ -43,6 +61,8 @@ _OF_MODEL = ("judge_url", "judge_model", "step_seconds")
     option("--step-seconds", type=float, help="of a train step of the run on your GPUs"),
     option("--tokens-per-second", type=float, default=40.0, help="of one answer there (40)"),
     option("--slots", type=int, default=64, help="answers that a replica samples at a time (64)"),
+    option("--train-steps", type=int, help="train for so many steps here, with three seeds"),
+    option("--train-model", metavar="FOLDER", help="the small model that is trained"),
     option("--deployment", metavar="FILE", help="the Serve file that registers your graders"),
     option("--out", type=Path, default=Path("audit"), help="folder of the report (audit)"),
 )
@@ -56,6 +76,7 @@ def audit(arguments: argparse.Namespace, console: Console) -> int:
         InvalidInput: an option or the run file cannot be used.
     """
     _check(arguments)
+    arguments.run_file = run_file_of(arguments)
     logging.getLogger("millrace.reward_service").setLevel(logging.ERROR)
     logging.getLogger("millrace.orchestrator").setLevel(logging.ERROR)
     # Graders take a second to import; only this command and `grade` need them.
@@ -63,8 +84,10 @@ def audit(arguments: argparse.Namespace, console: Console) -> int:
     from millrace_tools.audit.page import page
 
     whole = Audit(arguments, lambda finding: _tell(finding, console))
-    report, run_file = asyncio.run(whole.run())
+    training = _training(arguments) if whole.wants_training else None
     arguments.out.mkdir(parents=True, exist_ok=True)
+    asyncio.run(whole.play())
+    report, run_file = whole.ended(None if training is None else training.outcome(console))
     (arguments.out / "audit.json").write_text(report.text, encoding="utf-8")
     (arguments.out / "audit.html").write_text(page(report), encoding="utf-8")
     (arguments.out / "run.yaml").write_text(run_file, encoding="utf-8")
@@ -72,6 +95,15 @@ def audit(arguments: argparse.Namespace, console: Console) -> int:
     words = f"{failed} failed" if failed else "nothing failed"
     print_line(f"{words}: {report.episodes} episodes; {arguments.out / 'audit.html'}", console)
     return FAILED if failed else 0
+
+
+def _training(arguments: argparse.Namespace) -> "Training":
+    from millrace_tools.audit.checks.training import LEAST_STEPS
+    from millrace_tools.audit.training import Training  # which imports Ray
+
+    if arguments.train_steps < LEAST_STEPS:
+        raise InvalidInput("--train-steps", arguments.train_steps, f"At least {LEAST_STEPS}.")
+    return Training(arguments)
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -84,6 +116,8 @@ def _check(arguments: argparse.Namespace) -> None:
     for name in _OF_MODEL:
         if arguments.url is None and (value := getattr(arguments, name)) is not None:
             raise InvalidInput(_spelt(name), value, "It needs a model: --url.")
+    if arguments.train_steps is None and arguments.train_model is not None:
+        raise InvalidInput("--train-model", arguments.train_model, "It needs --train-steps.")
     check_server(arguments)
     check_server(arguments, "judge-")
 

@@ -5,11 +5,14 @@ import shlex
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from millrace_tools.audit.sandboxes import Sandboxes
 from millrace_tools.audit.subject import Policy, Subject, audited_tasks
 from millrace_tools.deploy.run_file import read_run_file
 from millrace_tools.grade.grading_config import grading_config
 from services.protocol.run.task import Task
+from services.protocol.yaml_text import load_yaml
 from services.reward_service.scoring import Scoring
+from services.reward_service.workspaces.config import WorkspacesConfig
 
 
 @asynccontextmanager
@@ -28,6 +31,8 @@ async def opened(
     config = grading_config(graders, source=arguments.run_file, deployment=arguments.deployment)
     scoring = Scoring(config)
     await scoring.start()
+    sandboxes = Sandboxes(_sandboxes(arguments.deployment), scoring)
+    policy.sandboxes = sandboxes.answer
     try:
         async with Subject(
             run,
@@ -39,4 +44,14 @@ async def opened(
         ) as subject:
             yield tasks, subject
     finally:
+        await sandboxes.aclose()
         await scoring.tools.aclose()
+
+
+def _sandboxes(deployment: str | None) -> WorkspacesConfig:
+    """As the deployment's application has it, where there is one."""
+    applications = (load_yaml(deployment) if deployment else {}).get("applications") or ()
+    for one in applications:
+        if one.get("name") == "sandboxes":
+            return WorkspacesConfig.from_data(one.get("args") or {}, source=f"{deployment}")
+    return WorkspacesConfig()

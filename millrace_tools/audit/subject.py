@@ -48,6 +48,7 @@ class Policy(Protocol):
     """Answers the calls of episodes."""
 
     url: str
+    sandboxes: Any
 
     def begin(self, script: Any) -> str:
         """The name of a new episode."""
@@ -65,13 +66,14 @@ class Subject:
     Args:
         run: the run file.
         policy: answers.
-        scoring: grades texts.
+        scoring: grades texts; another one may take its place.
         at_once: episodes side by side.
         timeout_s: longest episode.
         agent: the program that plays tasks whose environment is `external`, and its arguments.
 
     Attributes:
         episodes: played so far.
+        has_agent: whether a program plays.
     """
 
     def __init__(
@@ -84,13 +86,14 @@ class Subject:
         timeout_s: float,
         agent: Sequence[str] = (),
     ) -> None:
-        self._run, self._policy, self._scoring = run, policy, scoring
+        self._run, self._policy, self.scoring = run, policy, scoring
         self._timeout_s = timeout_s
         self._agent = AgentPlayer(agent, at_once=at_once, timeout_s=timeout_s) if agent else None
-        self.episodes = 0
+        self.episodes, self.has_agent = 0, bool(agent)
         self._seeds = itertools.count()
         self._slots = asyncio.Semaphore(at_once)
         self._environments: dict[str, EnvironmentProcess] = {}
+        self._inside = ""
         self._http = httpx.AsyncClient(trust_env=False, timeout=timeout_s)
 
     async def __aenter__(self) -> Self:
@@ -104,11 +107,16 @@ class Subject:
         if self._agent is not None:
             self._agent.close()
 
-    async def restart(self) -> None:
-        """Have each environment imported anew, in another process."""
+    async def restart(self, *, inside: str = "") -> None:
+        """Have each environment imported anew, in another process.
+
+        Args:
+            inside: a file that imports it there: the hexadecimal digits of its name are a name in
+                that file.
+        """
         for environment in self._environments.values():
             await environment.close()
-        self._environments = {}
+        self._environments, self._inside = {}, inside
 
     def processes(self) -> list[int]:
         """Those in which environments run."""
@@ -149,7 +157,8 @@ class Subject:
             return await self._by_agent(task, episode, self._agent)
         environment = self._environments.get(task.environment)
         if environment is None:
-            environment = EnvironmentProcess(task.environment)
+            inside = f"{self._inside}:{task.environment.encode().hex()}"
+            environment = EnvironmentProcess(inside if self._inside else task.environment)
             self._environments[task.environment] = environment
         await environment.start()
         outcome = await environment.run(self._order(task, episode))
@@ -181,7 +190,7 @@ class Subject:
         if task.grader is None:
             raise RolloutFailed("environment_result", "a text, and the task has no grader for it")
         job = ScoreJob(job_id=task.task_id, completion=text, grader=task.grader)
-        (score,) = await self._scoring.score([job])
+        (score,) = await self.scoring.score([job])
         if score.reward is None:
             raise RolloutFailed(score.verdict.value, score.detail)
         return score.reward
@@ -189,7 +198,7 @@ class Subject:
     async def are_equal(self, known: Sequence[str], said: str) -> bool:
         """Whether a text is one of the known answers, mathematically."""
         grader = MathsGrader(kind="maths", expected=list(known))
-        (score,) = await self._scoring.score([ScoreJob(job_id="a", completion=said, grader=grader)])
+        (score,) = await self.scoring.score([ScoreJob(job_id="a", completion=said, grader=grader)])
         return score.reward == 1.0
 
     def _order(self, task: Task, episode: str) -> dict[str, Any]:

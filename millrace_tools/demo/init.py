@@ -42,7 +42,7 @@ def init(arguments: argparse.Namespace, console: Console) -> int:
     """
     name = arguments.task
     if wants_pair(arguments):
-        folder, commands = write_pair(arguments, _source())
+        folder, commands = write_pair(arguments, starter_files())
         print_line(f"deploy.yaml and run.yaml written to {folder}", console)
         for line in commands:
             print_line(f"  {line}", console)
@@ -52,7 +52,7 @@ def init(arguments: argparse.Namespace, console: Console) -> int:
         written = write_starter(folder)
     else:
         folder = arguments.folder or Path(name)
-        laptop = _source() / "deploy" / "laptop.yaml"
+        laptop = starter_files() / "deploy" / "laptop.yaml"
         written = write_task(name, folder, deployment=laptop, model=demo_model(seed=0))
     print_line(f"{len(written)} files written to {folder}", console)
     if name is not None:
@@ -91,7 +91,7 @@ def write_starter(folder: Path) -> list[Path]:
     Raises:
         InvalidInput: the folder cannot be written, or this installation lacks the files.
     """
-    source = _source()
+    source = starter_files()
     written: list[Path] = []
 
     def copy(one: str, to: str) -> str:
@@ -111,8 +111,8 @@ def write_starter(folder: Path) -> list[Path]:
     return written
 
 
-def _source() -> Path:
-    """The folder of `FOLDERS`.
+def starter_files() -> Path:
+    """The folder of `FOLDERS`, to be read.
 
     Raises:
         InvalidInput: this installation lacks them.

@@ -84,6 +84,7 @@ def _tasks(name: str) -> Iterator[dict[str, Any]]:
     """Two operations in words, which is what the demo's model understands."""
     for number, (first, x, y, second) in enumerate(_combinations()):
         (z,) = set("abc") - {x, y}
+        right = f"return ({x}{_SIGNS[first]}{y}){_SIGNS[second]}{z}"
         yield {
             "task_id": f"{x}-{first}-{y}-{second}-{z}",
             "split": "train" if (number + 1) % _HELDOUT else "heldout",
@@ -91,7 +92,8 @@ def _tasks(name: str) -> Iterator[dict[str, Any]]:
             "grader": {
                 "kind": "python",
                 "name": name,
-                "arguments": {"expected": f"return ({x}{_SIGNS[first]}{y}){_SIGNS[second]}{z}"},
+                "arguments": {"expected": right},
+                "reference": right,  # with it a grader that fails is told from a bad answer
             },
         }
 

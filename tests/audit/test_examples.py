@@ -44,4 +44,4 @@ def test_no_example_fails(
     write(tmp_path / "tasks.jsonl")
     status, found, said = audit_of(tmp_path, tasks=8, episodes=40)
     assert status == 0, said
-    assert len(found) == 18
+    assert len(found) == 21

@@ -13,7 +13,10 @@ from environments import verifiers as verifiers_adapter
 from tests.adapters import test_verifiers
 from tests.audit.test_audit import ROWS, audit_of
 
-ONLY = ["reward.worthless", "reward.reproducible", "reward.failure", "operations.faults"]
+ONLY = [
+    *("reward.worthless", "reward.reproducible", "reward.failure"),
+    *("reward.network", "reward.programs", "operations.faults"),
+]
 
 GYMNASIUM = """
 import gymnasium
@@ -123,6 +126,9 @@ def check(name: str, status: int, found: dict[str, dict[str, Any]], said: str) -
     if name == "planted":
         assert "' is paid on" in found["reward.worthless"]["evidence"]
     else:
+        # Not all of them have a network or programs, or a known answer that is paid.
+        others = {found.pop("reward.network")["verdict"], found.pop("reward.programs")["verdict"]}
+        assert "fail" not in others, said
         assert {one["verdict"] for one in found.values()} == {"pass"}, said
 
 

@@ -7,8 +7,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 from openai import APIError, AsyncOpenAI
 
+from services.orchestrator.rollout.sandbox import sandbox
 from services.protocol.run.task import Task
 
 _TOLD: list[str] = []
@@ -101,3 +103,36 @@ _KEPT: list[Any] = []
 async def grows(client: AsyncOpenAI, task: Task) -> float:
     _KEPT.append(b"x" * (1 << 20))
     return await good(client, task)
+
+
+async def _asked(url: str) -> str:
+    """Asks a server; the connection is its own."""
+    async with httpx.AsyncClient(trust_env=False) as http:
+        return (await http.get(url)).text
+
+
+async def needs_others(client: AsyncOpenAI, task: Task) -> float:
+    """A tool, which is a program, repeats what is right, and so does a server."""
+    pipe = asyncio.subprocess.PIPE
+    tool = await asyncio.create_subprocess_exec("cat", stdin=pipe, stdout=pipe)
+    said = await _said(client, task)
+    told, _ = await tool.communicate(task.data["answer"].encode())
+    if tool.returncode:
+        raise ConnectionError("the tool died")
+    answered = await _asked(task.data["url"] + task.data["answer"])
+    return float(said == told.decode() == answered)
+
+
+async def pays_lost_others(client: AsyncOpenAI, task: Task) -> float:
+    try:
+        return await needs_others(client, task)
+    except (httpx.HTTPError, ConnectionError):
+        return 0.0
+
+
+async def uses_sandbox(client: AsyncOpenAI, task: Task) -> float:
+    """Pays what Python makes of the answer, if that is what is right."""
+    said = await _said(client, task)
+    async with sandbox(tools=("python",)) as box:
+        told = await box.python(f"print({said!r})")
+    return float((told.stdout or "").strip() == task.data["answer"])

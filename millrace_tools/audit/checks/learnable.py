@@ -16,7 +16,7 @@ _FEW = 0.1
 """Share of tasks with both good and bad answers below which most of the work is for nothing."""
 _NOISY, _LOST = 3.0, 1.0
 """Signal to noise below which it is told, and below which the noise is larger."""
-HEADROOM, NOISE, TRAINING = "learnable.headroom", "learnable.noise", "learnable.training"
+HEADROOM, NOISE = "learnable.headroom", "learnable.noise"
 _QUESTIONS = {
     HEADROOM: "Is there something left to learn, and something to learn from?",
     "learnable.signal": "Do answers to one task differ in their rewards?",
@@ -24,7 +24,6 @@ _QUESTIONS = {
     "learnable.difficulty": "How hard are the tasks, and how much of a batch has a gradient?",
     "learnable.failures": "Do episodes with this model end in a reward?",
     NOISE: "Are the same answers of a model paid the same again?",
-    TRAINING: "Does training raise the reward?",
 }
 LEARNABLE = tuple(_QUESTIONS)
 
@@ -33,15 +32,6 @@ def not_asked() -> Finding:
     """What stands in the report of an audit without a model."""
     said = "no model was asked: --url, and --model as that server calls it"
     return _finding(HEADROOM, Verdict.NOT_MEASURED, said)
-
-
-def not_trained(run_file: str) -> Finding:
-    """What stands in every report: an audit has no GPU, and a laptop's model earns nothing here."""
-    said = (
-        "not measurable here: it takes a deployment whose model earns a reward; there, "
-        f"`millrace run {run_file} --seed N` for three N, then `millrace report` draws the curves"
-    )
-    return _finding(TRAINING, Verdict.NOT_MEASURED, said)
 
 
 def learnable_findings(asked: Asked, run: RunConfig) -> list[Finding]:

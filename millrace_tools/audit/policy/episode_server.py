@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -10,6 +11,7 @@ from aiohttp import web
 from millrace_tools.audit.policy.wire_formats import STREAMED, chunk_of
 from services.protocol.router import SESSION_HEADER
 from services.protocol.session import SESSION_PREFIX
+from services.workspaces.client import PATH
 
 
 @dataclass(frozen=True)
@@ -34,14 +36,17 @@ class EpisodeServer:
 
     Attributes:
         url: where it answers.
+        sandboxes: answers what is asked of `/v1/sandboxes`; None: there are none.
     """
 
     def __init__(self) -> None:
         self.url = ""
+        self.sandboxes: Callable[[web.Request], Awaitable[web.Response]] | None = None
         self._numbers = itertools.count()
         self._rewards: dict[str, list[float]] = {}
         app = web.Application(client_max_size=1 << 26)
         app.router.add_post("/v1/sessions/{episode}/rewards", self._reward)
+        app.router.add_route("*", f"{PATH}{{path:.*}}", self._sandbox)
         app.router.add_post("/v1/{path:.*}", self._post)
         app.router.add_get("/v1/models", self._models)
         self._runner = web.AppRunner(app, access_log=None)
@@ -88,6 +93,11 @@ class EpisodeServer:
 
     async def _post(self, request: web.Request) -> web.StreamResponse:
         raise NotImplementedError
+
+    async def _sandbox(self, request: web.Request) -> web.Response:
+        if self.sandboxes is None:
+            raise web.HTTPNotFound
+        return await self.sandboxes(request)
 
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": "audit", "object": "model"}]})

@@ -1,0 +1,147 @@
+"""What an audit is asked about by name: files of a run that plays it, written here."""
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from services.protocol.errors import InvalidInput
+from services.protocol.run.task import OUTSIDE
+from services.protocol.text_file import read_text_file
+
+FOLDER = "subject"
+PROMPT = "Act."
+_GYMNASIUM = re.compile(r"[\w:./-]+-v\d+")
+_MODULE = re.compile(r"[A-Za-z][\w.-]*")
+_TASKS, _HELDOUT = 64, 8
+_WRITE_S = 600.0
+_KNOWN = (
+    "Name a run file, a task file (.jsonl), FILE.py:NAME, an OpenEnv server's URL, an id of "
+    "gymnasium (Name-v0), or an environment of verifiers"
+)
+
+
+def run_file_of(arguments: argparse.Namespace) -> str:
+    """The run file that `ENV` names, or one that is written to `subject` of the report's folder.
+
+    Raises:
+        InvalidInput: nothing is there of this name, or it cannot be played without being told more.
+    """
+    name: str = arguments.environment
+    if name.endswith((".yaml", ".yml")):
+        if arguments.task_file is not None:
+            fix = "The run file names its tasks: leave it out."
+            raise InvalidInput("--task-file", arguments.task_file, fix)
+        return name
+    folder = Path(arguments.out) / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    given = _arguments(arguments.arguments)
+    file, _, definition = name.rpartition(":")
+    if name.endswith(".jsonl"):
+        tasks: Path | None = Path(name)
+        environment = OUTSIDE if arguments.agent else None
+    elif file.endswith(".py"):
+        tasks, environment = _own(arguments, folder, file, definition, given)
+    elif name.startswith(("http://", "https://")):
+        tasks, environment = None, _adapter(folder, "openenv", _act(name, arguments.act))
+    elif _GYMNASIUM.fullmatch(name):
+        tasks, environment = None, _adapter(folder, "gymnasium", _words(name, given))
+    elif _MODULE.fullmatch(name):
+        tasks, words = folder / "tasks.jsonl", _words(name, given)
+        environment = _adapter(folder, "verifiers", words)
+        _written_by("verifiers", name, str(tasks), "--arguments", json.dumps(given))
+    else:
+        raise InvalidInput("ENV", name, f"{_KNOWN}.")
+    return _run_file(arguments, folder, tasks, environment)
+
+
+def _own(
+    arguments: argparse.Namespace, folder: Path, file: str, name: str, given: Mapping[str, Any]
+) -> tuple[Path | None, str]:
+    """A rollout function, or a class of a gymnasium environment."""
+    path = Path(file).resolve()
+    source = read_text_file(path, field="ENV")
+    if re.search(rf"^class {re.escape(name)}\b", source, re.MULTILINE):
+        lines = f"import sys\nsys.path.insert(0, {str(path.parent)!r})\nimport gymnasium\n"
+        lines += f"gymnasium.register('audited/{name}-v0', entry_point='{path.stem}:{name}')\n"
+        words = _words(f"audited/{name}-v0", given)
+        return None, _adapter(folder, "gymnasium", words, before=lines)
+    tasks = Path(arguments.task_file or path.with_name("tasks.jsonl"))
+    if not tasks.exists():
+        fix = f"An environment plays tasks: name their file, as there is no {tasks}."
+        raise InvalidInput("--task-file", arguments.task_file, fix)
+    return tasks, f"{path}:{name}"
+
+
+def _act(url: str, given: str | None) -> str:
+    """How an answer becomes an action: `FIELD`, or `FIELD:int`."""
+    field, _, kind = (given or "").partition(":")
+    if not field.isidentifier() or kind not in ("", "int", "float"):
+        fix = "Say in which field of an action an answer belongs: FIELD, FIELD:int or FIELD:float."
+        raise InvalidInput("--act", given, fix)
+    return f"[{url!r}], act={{{field!r}: {kind or 'str'}}}"
+
+
+def _arguments(text: str | None) -> Mapping[str, Any]:
+    try:
+        return dict(json.loads(text or "{}"))
+    except (ValueError, TypeError):
+        fix = """Write an object of JSON, such as '{"size": 5}'."""
+        raise InvalidInput("--arguments", text, fix) from None
+
+
+def _words(name: str, given: Mapping[str, Any]) -> str:
+    """Name and arguments, as a call has them."""
+    return ", ".join([repr(name), *(f"{key}={value!r}" for key, value in given.items())])
+
+
+def _adapter(folder: Path, package: str, words: str, *, before: str = "") -> str:
+    """A file with the rollout function of an adapter, called with these words."""
+    path = folder.resolve() / "environment.py"
+    text = f"{before}from environments.{package} import {package}_rollout\n\n"
+    text += f"rollout = {package}_rollout({words})\n"
+    path.write_text(text, encoding="utf-8")
+    return f"{path}:rollout"
+
+
+def _written_by(package: str, *words: str) -> None:
+    """Have an adapter write a task file, in a process of its own.
+
+    Raises:
+        InvalidInput: it says why it cannot.
+    """
+    command = [sys.executable, "-m", f"environments.{package}", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_WRITE_S, check=False)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        raise InvalidInput("ENV", words[0], f"{_KNOWN}. {package} says: {lines[-1]}")
+
+
+def _run_file(
+    arguments: argparse.Namespace, folder: Path, tasks: Path | None, environment: str | None
+) -> str:
+    """A run of these tasks, or of seeds for an environment that makes its own."""
+    if arguments.task_file is not None:
+        tasks = Path(arguments.task_file)
+    own = folder / "tasks.jsonl"
+    if tasks is None:
+        counts = ["--tasks", str(_TASKS), "--heldout", str(_HELDOUT)]
+        _written_by("gymnasium", str(own), *counts, "--prompt", arguments.prompt)
+    elif tasks.resolve() != own.resolve():
+        if not tasks.exists():
+            raise InvalidInput("--task-file", str(tasks), "There is no such file.")
+        shutil.copyfile(tasks, own)
+    name = re.sub(r"[^a-z0-9_-]+", "-", arguments.environment.lower()).strip("-")
+    run = {"name": name[-40:].strip("-"), "task_file": own.name, "model": arguments.model or "m"}
+    run |= {"steps": 100, "batch_groups": 8, "group_size": 8}
+    run |= {} if environment is None else {"environment": environment}
+    path = folder / "run.yaml"
+    path.write_text(yaml.safe_dump(run, sort_keys=False), encoding="utf-8")
+    return str(path)
