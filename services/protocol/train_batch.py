@@ -26,6 +26,7 @@ class ScoredTrajectory:
         stale_tokens: sampled tokens whose loss mask is 0 because they are too old.
         teacher: the teacher's logprob of each token of the answer; None without a teacher.
         given: its answer was not sampled, and is learned from as it is.
+        named: rewards that are normalised each by itself, as many of every trajectory of a run.
     """
 
     trajectory: Trajectory
@@ -33,6 +34,7 @@ class ScoredTrajectory:
     stale_tokens: int = 0
     teacher: tuple[float, ...] | None = None
     given: bool = False
+    named: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,6 +191,7 @@ class TrainBatch:
         group_ids: int64 `[G]`, the ledger's names.
         group_sizes: int32 `[G]`, trajectories of each group.
         rewards: float64 `[S]`.
+        named: float64 `[S, K]`, see `ScoredTrajectory`.
         stale_tokens: int32 `[S]`, see `ScoredTrajectory`.
         truncated: bool `[S]`, the answer was cut off by the length limit.
         given: bool `[S]`, see `ScoredTrajectory`; the same for all of a group.
@@ -202,6 +205,7 @@ class TrainBatch:
     group_ids: Ints
     group_sizes: NDArray[np.int32]
     rewards: NDArray[np.float64]
+    named: NDArray[np.float64]
     stale_tokens: NDArray[np.int32]
     truncated: NDArray[np.bool_]
     given: NDArray[np.bool_]
@@ -210,7 +214,14 @@ class TrainBatch:
 
     def __post_init__(self) -> None:
         """Refuse arrays whose sizes disagree."""
-        arrays = (self.rows, self.rewards, self.stale_tokens, self.truncated, self.given)
+        arrays = (
+            self.rows,
+            self.rewards,
+            self.named,
+            self.stale_tokens,
+            self.truncated,
+            self.given,
+        )
         per_row = {len(one) for one in arrays}
         if per_row != {total(self.group_sizes)} or len(self.group_ids) != len(self.group_sizes):
             raise ValueError(f"{total(self.group_sizes)} trajectories, but arrays of {per_row}")
@@ -231,6 +242,7 @@ _GROUP_ARRAYS = {
     "group_ids": "q",
     "group_sizes": "i",
     "rewards": "d",
+    "named": "d",
     "stale_tokens": "i",
     "truncated": "B",
     "given": "B",
@@ -256,6 +268,7 @@ class BatchBuilder:
         self._groups["group_sizes"].append(len(group.trajectories))
         for one in group.trajectories:
             self._groups["rewards"].append(one.reward)
+            self._groups["named"].extend(one.named)
             self._groups["stale_tokens"].append(one.stale_tokens)
             self._groups["truncated"].append(one.trajectory.finish_reason == "length")
             self._groups["given"].append(one.given)
@@ -277,6 +290,8 @@ class BatchBuilder:
     def batch(self, detailed: tuple[int, ...] = (), trace: str = "") -> TrainBatch:
         """The batch of the groups that were added."""
         groups: dict[str, Any] = {name: _view(one) for name, one in self._groups.items()}
+        count = len(groups["rewards"])
+        groups["named"] = groups["named"].reshape(count, len(groups["named"]) // max(1, count))
         for name in ("truncated", "given"):
             groups[name] = groups[name].view(np.bool_)
         return TrainBatch(

@@ -179,7 +179,7 @@ def _weighted(grader: WeightedGrader, parts: Sequence[Score]) -> Score:
     """The weighted sum of the parts; one that cannot be graded leaves the whole ungraded."""
     for part in parts:
         if part.verdict is Verdict.INFRA_ERROR or part.reward is None:
-            return Score.ungraded(part.detail, total=grader.total)
+            return Score.ungraded(part.detail, total=grader.total, cause=part.cause)
     failed = next((part for part in parts if part.verdict is not Verdict.ACCEPTED), None)
     return Score(
         verdict=Verdict.ACCEPTED if failed is None else failed.verdict,
@@ -193,6 +193,11 @@ def _weighted(grader: WeightedGrader, parts: Sequence[Score]) -> Score:
         detail="" if failed is None else failed.detail,
         tier=next((part.tier for part in parts if part.tier), ""),
         parts=tuple(parts),
+        rewards={
+            declared.name: part.reward or 0.0
+            for declared, part in zip(grader.parts, parts, strict=True)
+            if declared.name is not None
+        },
     )
 
 

@@ -61,8 +61,8 @@ class EpisodePlayer(Protocol):
         of the episode."""
 
     async def run(self, episode: dict[str, Any]) -> dict[str, Any]:
-        """Play one episode to its `{"reward": number}`, `{"text": text}` for the task's grader, or
-        `{}` if the grader shall have its last answer.
+        """Play one episode to its `{"reward": number}`, `{"rewards": {name: number}}`,
+        `{"text": text}` for the task's grader, or `{}` if the grader shall have its last answer.
 
         It has no deadline; a cancelled call ends the episode.
 
@@ -208,7 +208,7 @@ class EpisodeSampler:
             if failure is None and "text" in outcome:
                 arrived(index, replace(trajectory, text=outcome["text"]))
             else:
-                arrived(index, trajectory, _score(request, outcome.get("reward"), failure))
+                arrived(index, trajectory, _score(request, outcome, failure))
         return failure
 
     async def _played(
@@ -297,7 +297,11 @@ def _nothing(unrecorded_calls: int) -> RolloutFailed:
     return RolloutFailed("environment_never_called", problem)
 
 
-def _score(request: RolloutRequest, reward: float | None, failure: RolloutFailed | None) -> Score:
+def _score(
+    request: RolloutRequest, outcome: dict[str, Any], failure: RolloutFailed | None
+) -> Score:
+    rewards = outcome.get("rewards", {})
+    reward = sum(rewards.values()) if rewards else outcome.get("reward")
     passed = failure is None and reward is not None and reward >= 1.0
     verdict = Verdict.ACCEPTED if passed else Verdict.WRONG_ANSWER
     return Score(
@@ -306,4 +310,6 @@ def _score(request: RolloutRequest, reward: float | None, failure: RolloutFailed
         reward=reward if failure is None else None,
         passed=int(passed),
         detail="the environment's own reward" if failure is None else str(failure),
+        rewards=rewards if failure is None else {},
+        cause="" if failure is None else failure.reason,
     )

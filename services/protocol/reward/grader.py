@@ -11,7 +11,8 @@ from services.protocol.reward.code_graders import (
     PythonFunctionGrader,
     PythonStdioGrader,
 )
-from services.protocol.strict import StrictModel
+from services.protocol.reward.named_rewards import MAX_NAMES, RewardName
+from services.protocol.strict import StrictModel, wrong_field
 
 
 def _regular_expression(pattern: str) -> str:
@@ -158,10 +159,13 @@ class Part(StrictModel):
     Attributes:
         grader: any kind but another composition.
         weight: its reward is multiplied by this; below 0 it is a penalty.
+        name: keeps its reward, before the weight, beside the sum: `algorithm.rewards` of a run
+            file can weigh it anew. Either all parts have one or none.
     """
 
     grader: "SingleGrader"
     weight: float
+    name: RewardName | None = None
 
 
 class WeightedGrader(StrictModel):
@@ -173,6 +177,15 @@ class WeightedGrader(StrictModel):
 
     kind: Literal["weighted"]
     parts: list[Part] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _names_all_or_none(self) -> Self:
+        names = [part.name for part in self.parts if part.name is not None]
+        if names and len(set(names)) < len(self.parts):
+            raise wrong_field("parts.name", names, "Name each part, and each differently, or none.")
+        if len(names) > MAX_NAMES:
+            raise wrong_field("parts.name", names, f"Name at most {MAX_NAMES} parts.")
+        return self
 
     @property
     def total(self) -> int:

@@ -16,6 +16,7 @@ from services.protocol.run.algorithm import AlgorithmConfig
 from services.protocol.train_batch import Ints, TokenRows, TrainBatch, starts, total
 from services.trainer.algorithms.advantages.advantages import batch_advantages, group_advantages
 from services.trainer.algorithms.advantages.dapo import overlong_penalty
+from services.trainer.algorithms.advantages.gdpo import gdpo_advantages
 from services.trainer.batch.batching import Minibatch, PassLimits, plan_minibatches
 from services.trainer.batch.rank_batch import RankBatch, RankMinibatch, Rewards, Rows
 
@@ -131,6 +132,7 @@ def plan_step(
         tokens = np.where(batch.truncated, 0, tokens)
     rewards = Rewards(
         values=_shaped(batch, algorithm),
+        named=batch.named,
         sizes=batch.group_sizes,
         tokens=tokens,
         given=batch.given,
@@ -163,6 +165,11 @@ def advantages_of(rewards: Rewards, algorithm: AlgorithmConfig) -> NDArray[np.fl
         return advantages
     begins = starts(rewards.sizes).tolist()
     cuts = [cut for cut in pairwise(begins) if not rewards.given[slice(*cut)].any()]
+    if algorithm.decoupled:
+        named = [rewards.named[first:last] for first, last in cuts]
+        weights = list(algorithm.decoupled.values())
+        advantages[~rewards.given] = np.concatenate([*gdpo_advantages(named, weights), []])
+        return advantages
     values, tokens = rewards.values.tolist(), rewards.tokens.tolist()
     groups = [values[first:last] for first, last in cuts]
     if algorithm.by_token:  # `credit` continues from these
@@ -178,9 +185,10 @@ def _differs(rewards: Rewards) -> NDArray[np.bool_]:
     """bool `[G]`: the rewards of a group are not all equal."""
     if not len(rewards.values):
         return np.zeros(len(rewards.sizes), dtype=np.bool_)
+    values = np.column_stack([rewards.values, rewards.named])
     begins = starts(rewards.sizes)[:-1]
-    lowest = np.minimum.reduceat(rewards.values, begins)
-    return np.asarray(lowest != np.maximum.reduceat(rewards.values, begins))
+    lowest = np.minimum.reduceat(values, begins)
+    return np.asarray((lowest != np.maximum.reduceat(values, begins)).any(axis=1))
 
 
 def _members(batch: TrainBatch) -> tuple[Ints, Ints]:
