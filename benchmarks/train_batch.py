@@ -77,6 +77,7 @@ def batch_of(tokens: int) -> TrainBatch:
         group_ids=np.arange(rows // GROUP_SIZE),
         group_sizes=np.full(rows // GROUP_SIZE, GROUP_SIZE, dtype=np.int32),
         rewards=draw.random(rows),
+        named=np.zeros((rows, 0)),
         stale_tokens=np.zeros(rows, dtype=np.int32),
         truncated=np.zeros(rows, dtype=np.bool_),
         given=np.zeros(rows, dtype=np.bool_),

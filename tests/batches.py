@@ -36,7 +36,7 @@ def opened(batch: TrainBatch) -> GroupBatch:
     """The groups of a batch that was sent; replicas and text do not travel."""
     rows = batch.rows.split([1] * len(batch.rows))
     facts = zip(
-        *(rows, batch.rewards.tolist(), batch.stale_tokens.tolist()),
+        *(rows, batch.rewards.tolist(), batch.named.tolist(), batch.stale_tokens.tolist()),
         *(batch.truncated, batch.given.tolist()),
         strict=True,
     )
@@ -48,8 +48,9 @@ def opened(batch: TrainBatch) -> GroupBatch:
                 stale_tokens=old,
                 teacher=tuple(row.teacher.tolist()) or None,
                 given=given,
+                named=tuple(named),
             )
-            for row, reward, old, cut, given in facts
+            for row, reward, named, old, cut, given in facts
         ]
     )
     groups = tuple(

@@ -206,6 +206,7 @@ class RewardMetrics:
         "reward_checker_failures", "Checkers that failed on an output", "grader", "reason"
     )
     task_faults = _counter("reward_task_faults", "Answers ungraded: tests or grader are wrong")
+    judged = _counter("reward_judged", "Answers for a judge: scored or why not", "judge", "outcome")
     helper_restarts = _counter("reward_helper_restarts", "Helper processes started anew")
     refusals = _counter("reward_refusals", "HTTP requests refused because the queue was full")
     queue = _gauge("reward_queue", "Pieces of work waiting for a core")

@@ -17,6 +17,7 @@ from services.protocol.reward.grader import (
     ExactGrader,
     FormatGrader,
     HttpGrader,
+    JudgeGrader,
     MathsGrader,
     PythonGrader,
     RegexGrader,
@@ -25,6 +26,7 @@ from services.protocol.reward.grader import (
 from services.protocol.reward.reward_service import Score, ScoreJob, Verdict
 from services.reward_service.config import RewardServiceConfig
 from services.reward_service.graders.code import AnyCode, grade_code
+from services.reward_service.graders.judge import grade_judge
 from services.reward_service.graders.maths import grade_maths
 from services.reward_service.graders.text import grade_exact, grade_format, grade_regex
 from services.reward_service.graders.users import grade_http, grade_python
@@ -43,6 +45,7 @@ GRADERS: dict[type, Callable[[str, Any, Tools], Coroutine[Any, Any, Score]]] = {
     ExactGrader: grade_exact,
     FormatGrader: grade_format,
     HttpGrader: grade_http,
+    JudgeGrader: grade_judge,
     MathsGrader: grade_maths,
     PythonGrader: grade_python,
     RegexGrader: grade_regex,
