@@ -49,6 +49,7 @@ def opened(batch: TrainBatch) -> GroupBatch:
                 teacher=tuple(row.teacher.tolist()) or None,
                 given=given,
                 named=tuple(named),
+                returns=_returns(row),
             )
             for row, reward, named, old, cut, given in facts
         ]
@@ -58,6 +59,10 @@ def opened(batch: TrainBatch) -> GroupBatch:
         for group, size in zip(batch.group_ids.tolist(), batch.group_sizes.tolist(), strict=True)
     )
     return GroupBatch(run_id=batch.run_id, step=batch.step, groups=groups, detailed=batch.detailed)
+
+
+def _returns(row: TokenRows) -> tuple[tuple[int, float], ...]:
+    return tuple(zip(np.cumsum(row.turn_tokens).tolist(), row.turn_return.tolist(), strict=True))
 
 
 def _trajectory(row: TokenRows, *, cut: bool) -> Trajectory:

@@ -24,12 +24,14 @@ class Graded:
         teacher: the teacher's logprob of each token of the answer; None without a teacher.
         named: its rewards that are normalised each by itself, in the order of
             `AlgorithmConfig.decoupled`.
+        returns: see `ScoredTrajectory`; empty where all tokens have the reward.
     """
 
     trajectory: Trajectory
     score: Score
     teacher: tuple[float, ...] | None = None
     named: tuple[float, ...] = ()
+    returns: tuple[tuple[int, float], ...] = ()
 
     @property
     def reward(self) -> float:
@@ -63,7 +65,10 @@ class GroupResult:
     @property
     def trainable(self) -> bool:
         """Its answer is given, or rewards differ: a group of equal rewards has no gradient."""
-        return self.task.given or len({(one.reward, one.named) for one in self.graded}) > 1
+        return self.task.given or (
+            len({(one.reward, one.named) for one in self.graded}) > 1
+            or len({value for one in self.graded for _, value in one.returns}) > 1
+        )
 
     @property
     def equal_rewards(self) -> str:
@@ -126,6 +131,7 @@ class GroupResult:
                     reward=graded.reward,
                     teacher=graded.teacher,
                     named=graded.named,
+                    returns=graded.returns,
                     given=self.task.given,
                     stale_tokens=tokens_before(graded.trajectory, min_version),
                 )

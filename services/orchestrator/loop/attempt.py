@@ -91,6 +91,7 @@ class Answers:
             (index, trajectory, future or self._submit(index, trajectory), taught)
             for (index, trajectory, future), taught in sorted(asked, key=lambda item: item[0][0])
         ]
+        by_turn = self.algorithm.credit == "turn"
         for index, trajectory, future, taught in waiting:
             weights = {} if self.task.given else self.algorithm.rewards
             score = weighed(await future, weights)
@@ -104,8 +105,15 @@ class Answers:
                 )
             if score.reward is not None:
                 named = tuple(score.rewards.get(name, 0.0) for name in self.algorithm.decoupled)
+                whole = ((len(trajectory.response_token_ids), score.reward),)
                 graded.append(
-                    Graded(trajectory=trajectory, score=score, teacher=logprobs, named=named)
+                    Graded(
+                        trajectory=trajectory,
+                        score=score,
+                        teacher=logprobs,
+                        named=named,
+                        returns=score.returns or whole if by_turn else (),
+                    )
                 )
                 continue
             ungraded.append(score)

@@ -63,6 +63,8 @@ class EpisodePlayer(Protocol):
     async def run(self, episode: dict[str, Any]) -> dict[str, Any]:
         """Play one episode to its `{"reward": number}`, `{"rewards": {name: number}}`,
         `{"text": text}` for the task's grader, or `{}` if the grader shall have its last answer.
+        Beside a reward, `turns` has those of its parts that came before the end, by the number of
+        the newest call then; or `of_calls` those of all calls.
 
         It has no deadline; a cancelled call ends the episode.
 
@@ -193,22 +195,27 @@ class EpisodeSampler:
                 failure = error
             if failure is not None and self._player.live:
                 return failure  # its user may still be talking, and `finish` would end that
-            trajectories, unrecorded = await sessions.finish(session)
+            played = await sessions.finish(session)
         finally:
             self._close(request.session, session)
             await sessions.delete(session)
+        trajectories = played.trajectories
         if failure is None and not trajectories:
-            failure = _nothing(unrecorded)
+            failure = _nothing(played.unrecorded_calls)
+        if failure is None and len(outcome.get("of_calls", ())) not in (0, played.calls):
+            problem = f"it has rewards of {len(outcome['of_calls'])} calls and made {played.calls}"
+            failure = RolloutFailed("environment_result", problem)
         if failure is None and not outcome:
             outcome = {"text": trajectories[-1].text}
         if failure is None and "text" in outcome and request.task.grader is None:
             problem = "it ended with a text, or with nothing, and the task has no grader for it"
             failure = RolloutFailed("environment_result", problem)
-        for trajectory in trajectories:
+        for trajectory, turns in zip(trajectories, played.turns, strict=True):
             if failure is None and "text" in outcome:
                 arrived(index, replace(trajectory, text=outcome["text"]))
             else:
-                arrived(index, trajectory, _score(request, outcome, failure))
+                score = _score(request, outcome, failure)
+                arrived(index, trajectory, replace(score, returns=_returns(outcome, turns)))
         return failure
 
     async def _played(
@@ -295,6 +302,20 @@ def _nothing(unrecorded_calls: int) -> RolloutFailed:
         return RolloutFailed("environment_unrecorded", problem)
     problem = "rollout ended without a call through its client"
     return RolloutFailed("environment_never_called", problem)
+
+
+def _returns(
+    outcome: dict[str, Any], turns: list[tuple[int, int]]
+) -> tuple[tuple[int, float], ...]:
+    """See `Score`; empty without rewards before the end."""
+    given: dict[int, float] = outcome.get("turns") or dict(
+        enumerate(outcome.get("of_calls", ()), 1)
+    )
+    if not given:
+        return ()
+    total = float(outcome["reward"])
+    earlier = [sum(one for at, one in given.items() if at < number) for _, number in turns]
+    return tuple((end, total - before) for (end, _), before in zip(turns, earlier, strict=True))
 
 
 def _score(

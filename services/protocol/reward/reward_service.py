@@ -125,6 +125,8 @@ class Score:
             weights of a composition or of a run make of them.
         refused: the grader failed on this answer, which the answer brought about: `reward` is
             what the task gives for that, also under each name.
+        returns: of an episode with rewards of turns, for each turn of the trajectory: one past its
+            last response token, and the sum of the rewards from it on, undiscounted.
         cause: why there is no reward, a short name for counting; empty where there is one.
     """
 
@@ -146,6 +148,7 @@ class Score:
     uses: tuple[SandboxUse, ...] = ()
     rewards: dict[str, float] = field(default_factory=dict)
     refused: bool = False
+    returns: tuple[tuple[int, float], ...] = ()
     cause: str = ""
 
     @classmethod

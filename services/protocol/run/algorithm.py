@@ -101,6 +101,8 @@ class AlgorithmConfig(StrictModel):
         rewards: weight of each named reward of the graders, at most 8; an answer's reward is the
             weighted sum. Weight 0 only measures it. An answer whose grader does not name just
             these has no reward. Empty: the grader's own sum counts.
+        credit: `episode` gives all tokens of an answer its reward, `turn` those of each turn the
+            sum of the rewards from that turn on, normalised in the group; for `grpo` only.
         advantage: `grpo` divides by the group's standard deviation, `dr_grpo` does not,
             `rloo` takes the mean of the others, `gdpo` does what `grpo` does for each of the
             named `rewards`, and then divides over the batch; `reinforce_plus_plus` normalises
@@ -155,6 +157,7 @@ class AlgorithmConfig(StrictModel):
 
     preset: PresetName | None = None
     rewards: dict[RewardName, Weight] = Field(default={}, max_length=MAX_NAMES)
+    credit: Literal["episode", "turn"] = "episode"
     advantage: AdvantageKind = "grpo"
     loss: str = "clip"
     aggregation: Literal["token_mean", "sequence_mean", "fixed_length"] = "token_mean"
@@ -246,13 +249,19 @@ class AlgorithmConfig(StrictModel):
     def _fits_named_rewards(self) -> Self:
         if self.rewards and not any(self.rewards.values()):
             raise ValueError("rewards: all weights are 0: give the rewards to learn from another")
+        penalised = self.kl.in_reward or self.overlong_limit is not None
+        if self.credit == "turn" and (self.advantage != "grpo" or self.rewards or penalised):
+            raise ValueError(
+                "credit: turn needs advantage: grpo, and goes neither with named rewards nor with "
+                "a penalty for length or in the reward (overlong_limit, kl.where: reward)"
+            )
         if self.advantage != "gdpo":
             return self
         if not self.rewards:
             raise ValueError(
                 "advantage: gdpo normalises each named reward: give rewards, their weights by name"
             )
-        if self.kl.in_reward or self.overlong_limit is not None:
+        if penalised:
             raise ValueError(
                 "advantage: gdpo normalises each reward by itself, and a penalty is none of them: "
                 "use kl.where: loss, leave overlong_limit out, or choose another advantage"

@@ -12,7 +12,7 @@ from services.observability.log import Log
 from services.observability.metrics import RewardMetrics
 from services.protocol.reward.grader import HttpGrader, PythonGrader
 from services.protocol.reward.reward_service import Score, Verdict
-from services.reward_service.graders.user_graders import NoVerdict, number_or_names
+from services.reward_service.graders.user_graders import NoVerdict, finite, number_or_names
 from services.reward_service.grading.helper_process import CallFailed, HelperTimeout
 from services.reward_service.grading.tools import Tools
 
@@ -137,9 +137,11 @@ async def _posted(
 
 def _reward_of(reply: bytes) -> _Reward:
     answer = json.loads(reply)
-    if not isinstance(answer, dict) or len(answer.keys() & {"reward", "rewards"}) != 1:
-        raise ValueError("its answer has no `reward`, and no `rewards` by name")
-    return number_or_names(answer.get("reward", answer.get("rewards")))
+    if isinstance(answer, dict) and "reward" in answer:
+        return finite(answer["reward"])
+    if isinstance(answer, dict) and isinstance(answer.get("rewards"), dict):
+        return number_or_names(answer["rewards"])
+    raise ValueError("its answer has no `reward`, and no `rewards` by name")
 
 
 def _rewarded(reward: _Reward) -> Score:

@@ -4,7 +4,7 @@ The process that leads the ranks makes it once. It imports no torch.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -17,6 +17,7 @@ from services.protocol.train_batch import Ints, TokenRows, TrainBatch, starts, t
 from services.trainer.algorithms.advantages.advantages import batch_advantages, group_advantages
 from services.trainer.algorithms.advantages.dapo import overlong_penalty
 from services.trainer.algorithms.advantages.gdpo import gdpo_advantages
+from services.trainer.algorithms.advantages.turns import turn_advantages
 from services.trainer.batch.batching import Minibatch, PassLimits, plan_minibatches
 from services.trainer.batch.rank_batch import RankBatch, RankMinibatch, Rewards, Rows
 
@@ -37,7 +38,9 @@ class StepPlan:
         rewards: of all trajectories, and which of their tokens may be trained.
         chosen: int64 `[B]`, the trajectories that carry a gradient, in order.
         advantages: float64 `[B]`, the same for each trained token of a trajectory; where the
-            algorithm goes by token, what the whole answer earned.
+            algorithm goes by token, what the whole answer earned; with credit by turn, the mean
+            over its turns.
+        rows: of the batch, with credit by turn the advantages of turns in place of their returns.
         minibatches: indexes into `chosen`, by rank.
     """
 
@@ -46,6 +49,7 @@ class StepPlan:
     rewards: Rewards
     chosen: Ints
     advantages: NDArray[np.float64]
+    rows: TokenRows
     minibatches: tuple[Minibatch, ...]
 
     def part(self, row_group: int) -> RankBatch:
@@ -58,7 +62,7 @@ class StepPlan:
             step=self.batch.step,
             detailed=frozenset(self.batch.detailed),
             rows=Rows(
-                tokens=self.batch.rows.take(place),
+                tokens=self.rows.take(place),
                 place=place,
                 group_ids=groups[place],
                 indexes=indexes[place],
@@ -137,16 +141,24 @@ def plan_step(
         tokens=tokens,
         given=batch.given,
     )
-    keep = tokens > 0
+    keep, rows = tokens > 0, batch.rows
+    advantages = advantages_of(rewards, algorithm)
+    if algorithm.credit == "turn":
+        rows, advantages = _by_turn(rows, rewards)
     if not algorithm.learns_from_equal_rewards:
-        keep &= _differs(rewards).repeat(batch.group_sizes) | batch.given
+        some = _differs(rewards)
+        if algorithm.credit == "turn":
+            moved = np.split(rows.turn_return != 0, starts(rows.turns)[starts(rewards.sizes)][1:-1])
+            some = np.array([bool(one.any()) for one in moved[: len(some)]], dtype=np.bool_)
+        keep &= some.repeat(batch.group_sizes) | batch.given
     chosen = np.flatnonzero(keep)
     return StepPlan(
         batch=batch,
         algorithm=algorithm,
         rewards=rewards,
         chosen=chosen,
-        advantages=advantages_of(rewards, algorithm)[chosen],
+        advantages=advantages[chosen],
+        rows=rows,
         minibatches=plan_minibatches(
             batch.rows.lengths[chosen].tolist(),
             (tokens + batch.stale_tokens)[chosen].tolist(),
@@ -179,6 +191,18 @@ def advantages_of(rewards: Rewards, algorithm: AlgorithmConfig) -> NDArray[np.fl
         found = batch_advantages(groups, counts, algorithm.advantage)
     advantages[~rewards.given] = [one for own in found for one in own]
     return advantages
+
+
+def _by_turn(rows: TokenRows, rewards: Rewards) -> tuple[TokenRows, NDArray[np.float64]]:
+    """The rows with advantages of turns in place of returns, and the means of each row's."""
+    own = np.split(rows.turn_return, starts(rows.turns)[1:-1])
+    found: list[NDArray[np.float64]] = []
+    for first, end in pairwise(starts(rewards.sizes).tolist()):
+        given = rewards.given[first:end].any()
+        group = own[first:end]
+        found += [0.0 * one for one in group] if given else turn_advantages(group)
+    means = np.array([one.mean() for one in found])
+    return replace(rows, turn_return=np.concatenate([*found, []])), means
 
 
 def _differs(rewards: Rewards) -> NDArray[np.bool_]:
