@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "algorithms.md"
 ALGORITHMS = ROOT / "services" / "trainer" / "algorithms"
 PARTS = {
-    "Advantages": ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "dapo"),
-    "Advantages by token": ("gae", "distillation"),
+    "Advantages": ("grpo", "dr_grpo", "rloo", "gdpo", "reinforce_plus_plus", "dapo"),
+    "Advantages by token": ("gae", "turns", "distillation"),
     "Critic": ("value_loss",),
     "Losses": ("clip", "gspo", "cispo", "reinforce", "cross_entropy", "user_loss"),
     "Sums": ("aggregation",),

@@ -36,7 +36,7 @@ def opened(batch: TrainBatch) -> GroupBatch:
     """The groups of a batch that was sent; replicas and text do not travel."""
     rows = batch.rows.split([1] * len(batch.rows))
     facts = zip(
-        *(rows, batch.rewards.tolist(), batch.stale_tokens.tolist()),
+        *(rows, batch.rewards.tolist(), batch.named.tolist(), batch.stale_tokens.tolist()),
         *(batch.truncated, batch.given.tolist()),
         strict=True,
     )
@@ -48,8 +48,10 @@ def opened(batch: TrainBatch) -> GroupBatch:
                 stale_tokens=old,
                 teacher=tuple(row.teacher.tolist()) or None,
                 given=given,
+                named=tuple(named),
+                returns=_returns(row),
             )
-            for row, reward, old, cut, given in facts
+            for row, reward, named, old, cut, given in facts
         ]
     )
     groups = tuple(
@@ -57,6 +59,10 @@ def opened(batch: TrainBatch) -> GroupBatch:
         for group, size in zip(batch.group_ids.tolist(), batch.group_sizes.tolist(), strict=True)
     )
     return GroupBatch(run_id=batch.run_id, step=batch.step, groups=groups, detailed=batch.detailed)
+
+
+def _returns(row: TokenRows) -> tuple[tuple[int, float], ...]:
+    return tuple(zip(np.cumsum(row.turn_tokens).tolist(), row.turn_return.tolist(), strict=True))
 
 
 def _trajectory(row: TokenRows, *, cut: bool) -> Trajectory:

@@ -162,6 +162,8 @@ class Subject:
             self._environments[task.environment] = environment
         await environment.start()
         outcome = await environment.run(self._order(task, episode))
+        if "rewards" in outcome:
+            return float(sum(outcome["rewards"].values()))
         if "reward" in outcome:
             return float(outcome["reward"])
         return await self._graded(task, str(outcome["text"]))

@@ -11,6 +11,7 @@ from services.protocol.reward.code_graders import CodeGrader
 from services.protocol.reward.grader import (
     AnyGrader,
     HttpGrader,
+    JudgeGrader,
     PythonGrader,
     WeightedGrader,
 )
@@ -89,6 +90,8 @@ def _problem(
         return InvalidInput("test_set", grader.test_set, fix)
     if isinstance(grader, HttpGrader):
         known, key = grader.name in config.http_graders, "http_graders"
+    elif isinstance(grader, JudgeGrader):
+        known, key = grader.name in config.judges, "judges"
     elif isinstance(grader, PythonGrader):
         known = bool(config.grader_modules) or grader.name in config.graders
         key = "graders or grader_modules"

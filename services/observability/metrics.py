@@ -206,6 +206,7 @@ class RewardMetrics:
         "reward_checker_failures", "Checkers that failed on an output", "grader", "reason"
     )
     task_faults = _counter("reward_task_faults", "Answers ungraded: tests or grader are wrong")
+    judged = _counter("reward_judged", "Answers for a judge: scored or why not", "judge", "outcome")
     helper_restarts = _counter("reward_helper_restarts", "Helper processes started anew")
     refusals = _counter("reward_refusals", "HTTP requests refused because the queue was full")
     queue = _gauge("reward_queue", "Pieces of work waiting for a core")
@@ -240,6 +241,7 @@ class RunMetrics:
     groups_reopened = _counter("run_groups_reopened", "Trained, then rolled back", "run")
     tokens = _counter("run_tokens", "Response tokens that arrived, evaluations included", "run")
     reward = _gauge("run_reward", "Mean reward of the last batch", "run")
+    named_reward = _gauge("run_named_reward", "The same of each named reward", "run", "name")
     heldout = _gauge("run_heldout_pass_rate", "pass@1 on held-out tasks", "run", "set")
     evaluation_failures = _counter("run_evaluation_failures", "Not made", "run", "reason")
     step = _gauge("run_step", "Train steps done", "run")
@@ -270,7 +272,9 @@ class RunMetrics:
     interruptions_missed = _counter(
         "run_interruptions_missed", "Sessions that went on instead, with older weights", "run"
     )
-    ungraded = _counter("run_ungraded", "Trajectories left out: grading itself failed", "run")
+    ungraded = _counter(
+        "run_ungraded", "Trajectories left out: grading itself failed", "run", "reason"
+    )
     tracker_losses = _counter(
         "run_tracker_losses", "Figures that did not reach a tracker", "run", "tracker", "reason"
     )

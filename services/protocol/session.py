@@ -109,6 +109,8 @@ class SessionTrajectory(_Answer):
         cut: why that call does not continue the trajectory of the answer that it goes on from;
             None: it goes on from no earlier answer.
         calls: calls along it.
+        turns: of each of them, one past its last response token, and its number among the
+            session's calls, from 1 in the order of recording.
         shared_tokens: leading response tokens that it has in common with another trajectory
             of the session, in which they have their mask; here it is 0.
     """
@@ -123,6 +125,7 @@ class SessionTrajectory(_Answer):
     begun_by: CallKind
     cut: CutReason | None = None
     calls: int
+    turns: list[tuple[int, int]] = []
     shared_tokens: int
 
     def to_trajectory(self) -> Trajectory:
@@ -171,6 +174,7 @@ class SessionSummary(_Answer):
         created: Unix time in seconds.
         metadata: what its maker said of it.
         reward: what `finish` said, on top of rewards before it; None for nothing.
+        turn_rewards: rewards before its end, by the number of the newest call then, 0 for none.
         text: the answer that `finish` gave to be graded.
         failure: why there is no result, as `finish` said.
         offer: see `OfferState`.
@@ -192,6 +196,7 @@ class SessionSummary(_Answer):
     created: int
     metadata: dict[str, str]
     reward: float | None
+    turn_rewards: dict[int, float] = {}
     text: str | None = None
     failure: str | None = None
     offer: OfferState = "none"

@@ -26,6 +26,9 @@ class ScoredTrajectory:
         stale_tokens: sampled tokens whose loss mask is 0 because they are too old.
         teacher: the teacher's logprob of each token of the answer; None without a teacher.
         given: its answer was not sampled, and is learned from as it is.
+        named: rewards that are normalised each by itself, as many of every trajectory of a run.
+        returns: of each turn, one past its last response token, and the sum of the rewards from it
+            on; empty where all tokens have the reward. The last turn ends with the response.
     """
 
     trajectory: Trajectory
@@ -33,6 +36,8 @@ class ScoredTrajectory:
     stale_tokens: int = 0
     teacher: tuple[float, ...] | None = None
     given: bool = False
+    named: tuple[float, ...] = ()
+    returns: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +68,10 @@ class TokenRows:
         span_version: int32 `[P]`, the policy version of each span.
         span_tokens: int32 `[P]`, its tokens.
         teacher: float32 `[R]`, a teacher's logprobs of the answers' tokens; empty without one.
+        turns: int32 `[S]`, turns of each answer; 0 where all its tokens have one reward.
+        turn_tokens: int32 `[U]`, response tokens of each turn.
+        turn_return: float64 `[U]`, the sum of the rewards from it on, or the advantage that is made
+            of it.
     """
 
     ids: NDArray[np.int32]
@@ -73,14 +82,18 @@ class TokenRows:
     spans: NDArray[np.int32]
     span_version: NDArray[np.int32]
     span_tokens: NDArray[np.int32]
+    turns: NDArray[np.int32]
+    turn_tokens: NDArray[np.int32]
+    turn_return: NDArray[np.float64]
     teacher: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
 
     def __post_init__(self) -> None:
         """Refuse arrays whose sizes disagree."""
-        rows = {len(self.prompt), len(self.answer), len(self.spans)}
+        rows = {len(one) for one in self._counts()}
         sizes = [total(part) for part in self._per_row()]
         held = [len(one) for one in self._arrays()]
-        if len(rows) != 1 or sizes != held or total(self.span_tokens) != len(self.logprobs):
+        covered = {total(one) for one in (self.span_tokens, self.turn_tokens) if len(one)}
+        if len(rows) != 1 or sizes != held or covered - {len(self.logprobs)}:
             raise ValueError(f"arrays of {rows} rows should hold {sizes} elements, not {held}")
 
     def __len__(self) -> int:
@@ -90,8 +103,7 @@ class TokenRows:
     @property
     def nbytes(self) -> int:
         """Of all arrays."""
-        counts = (self.prompt, self.answer, self.spans)
-        return sum(one.nbytes for one in (*self._arrays(), *counts))
+        return sum(one.nbytes for one in (*self._arrays(), *self._counts()))
 
     @property
     def lengths(self) -> Ints:
@@ -116,7 +128,7 @@ class TokenRows:
         parts = [
             _gathered(one, begin, order) for one, begin in zip(self._arrays(), begins, strict=True)
         ]
-        return self._of(parts, self.prompt[order], self.answer[order], self.spans[order])
+        return self._of(parts, [one[order] for one in self._counts()])
 
     def split(self, sizes: Sequence[int]) -> list[Self]:
         """The rows in pieces of so many rows each, in order; views of these arrays."""
@@ -129,7 +141,7 @@ class TokenRows:
                 for one, begin in zip(self._arrays(), begins, strict=True)
             ]
             mine = slice(first, last)
-            pieces.append(self._of(parts, self.prompt[mine], self.answer[mine], self.spans[mine]))
+            pieces.append(self._of(parts, [one[mine] for one in self._counts()]))
         return pieces
 
     def _mask_bytes(self) -> Ints:
@@ -138,15 +150,21 @@ class TokenRows:
     def _per_row(self) -> list[Any]:
         """How many elements of each of `_arrays` a row has."""
         taught = self.answer if len(self.teacher) else 0 * self.answer
-        return [self.lengths, self.answer, self._mask_bytes(), self.spans, self.spans, taught]
+        spans, turns = [self.spans] * 2, [self.turns] * 2
+        return [self.lengths, self.answer, self._mask_bytes(), *spans, *turns, taught]
 
     def _arrays(self) -> list[Any]:
         spans = [self.span_version, self.span_tokens]
-        return [self.ids, self.logprobs, self.mask, *spans, self.teacher]
+        turns = [self.turn_tokens, self.turn_return]
+        return [self.ids, self.logprobs, self.mask, *spans, *turns, self.teacher]
+
+    def _counts(self) -> list[NDArray[np.int32]]:
+        return [self.prompt, self.answer, self.spans, self.turns]
 
     @classmethod
-    def _of(cls, arrays: Sequence[Any], prompt: Any, answer: Any, spans: Any) -> Self:
-        ids, logprobs, mask, span_version, span_tokens, teacher = arrays
+    def _of(cls, arrays: Sequence[Any], counts: Sequence[Any]) -> Self:
+        ids, logprobs, mask, span_version, span_tokens, turn_tokens, turn_return, teacher = arrays
+        prompt, answer, spans, turns = counts
         return cls(
             ids=ids,
             logprobs=logprobs,
@@ -156,6 +174,9 @@ class TokenRows:
             spans=spans,
             span_version=span_version,
             span_tokens=span_tokens,
+            turns=turns,
+            turn_tokens=turn_tokens,
+            turn_return=turn_return,
             teacher=teacher,
         )
 
@@ -189,6 +210,7 @@ class TrainBatch:
         group_ids: int64 `[G]`, the ledger's names.
         group_sizes: int32 `[G]`, trajectories of each group.
         rewards: float64 `[S]`.
+        named: float64 `[S, K]`, see `ScoredTrajectory`.
         stale_tokens: int32 `[S]`, see `ScoredTrajectory`.
         truncated: bool `[S]`, the answer was cut off by the length limit.
         given: bool `[S]`, see `ScoredTrajectory`; the same for all of a group.
@@ -202,6 +224,7 @@ class TrainBatch:
     group_ids: Ints
     group_sizes: NDArray[np.int32]
     rewards: NDArray[np.float64]
+    named: NDArray[np.float64]
     stale_tokens: NDArray[np.int32]
     truncated: NDArray[np.bool_]
     given: NDArray[np.bool_]
@@ -210,7 +233,14 @@ class TrainBatch:
 
     def __post_init__(self) -> None:
         """Refuse arrays whose sizes disagree."""
-        arrays = (self.rows, self.rewards, self.stale_tokens, self.truncated, self.given)
+        arrays = (
+            self.rows,
+            self.rewards,
+            self.named,
+            self.stale_tokens,
+            self.truncated,
+            self.given,
+        )
         per_row = {len(one) for one in arrays}
         if per_row != {total(self.group_sizes)} or len(self.group_ids) != len(self.group_sizes):
             raise ValueError(f"{total(self.group_sizes)} trajectories, but arrays of {per_row}")
@@ -225,12 +255,16 @@ _ROW_ARRAYS = {
     "spans": "i",
     "span_version": "i",
     "span_tokens": "i",
+    "turns": "i",
+    "turn_tokens": "i",
+    "turn_return": "d",
     "teacher": "f",
 }
 _GROUP_ARRAYS = {
     "group_ids": "q",
     "group_sizes": "i",
     "rewards": "d",
+    "named": "d",
     "stale_tokens": "i",
     "truncated": "B",
     "given": "B",
@@ -256,11 +290,16 @@ class BatchBuilder:
         self._groups["group_sizes"].append(len(group.trajectories))
         for one in group.trajectories:
             self._groups["rewards"].append(one.reward)
+            self._groups["named"].extend(one.named)
             self._groups["stale_tokens"].append(one.stale_tokens)
             self._groups["truncated"].append(one.trajectory.finish_reason == "length")
             self._groups["given"].append(one.given)
             self._add_tokens(one.trajectory)
             self._rows["teacher"].extend(one.teacher or ())
+            self._rows["turns"].append(len(one.returns))
+            for (begin, _), (end, value) in pairwise(((0, 0.0), *one.returns)):
+                self._rows["turn_tokens"].append(end - begin)
+                self._rows["turn_return"].append(value)
 
     def _add_tokens(self, one: Trajectory) -> None:
         rows = self._rows
@@ -277,6 +316,8 @@ class BatchBuilder:
     def batch(self, detailed: tuple[int, ...] = (), trace: str = "") -> TrainBatch:
         """The batch of the groups that were added."""
         groups: dict[str, Any] = {name: _view(one) for name, one in self._groups.items()}
+        count = len(groups["rewards"])
+        groups["named"] = groups["named"].reshape(count, len(groups["named"]) // max(1, count))
         for name in ("truncated", "given"):
             groups[name] = groups[name].view(np.bool_)
         return TrainBatch(

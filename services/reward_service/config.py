@@ -13,12 +13,42 @@ from services.protocol.strict import StrictModel
 
 _MODULE = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"
 _URL = r"^https?://"
+_JUDGE = r"^[a-z][a-z0-9_-]{0,39}$"
 _PLACE = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
 
 
 def cores_here() -> int:
     """Cores that this process may use."""
     return max(1, len(os.sched_getaffinity(0)))
+
+
+class JudgeConfig(StrictModel):
+    """A model that tasks may name as a judge (grader `judge`).
+
+    Attributes:
+        url: of an OpenAI-compatible API, with the path before `/chat/completions`, such as
+            `https://api.example.com/v1`.
+        model: its name there.
+        api_key_env: environment variable with its API key, None where it asks for none.
+        structured: it takes a `response_format` with a JSON schema; without, the score is read
+            from the last line of a text.
+        concurrency: answers of a replica that it is asked about at a time.
+        timeout_s: deadline for one answer, attempts included, once it has its place, seconds.
+        attempts: requests for one answer at most.
+        max_tokens: longest verdict, thoughts included.
+        longest_answer: characters of the longest answer that it is shown; a longer one has the
+            reward 0, so keep it well below the model's context.
+    """
+
+    url: str = Field(pattern=r"^https?://[^?#]*[^/?#]$")
+    model: str = Field(min_length=1)
+    api_key_env: str | None = Field(default=None, min_length=1)
+    structured: bool = True
+    concurrency: int = Field(default=16, ge=1)
+    timeout_s: float = Field(default=120.0, gt=0, le=600)
+    attempts: int = Field(default=3, ge=1, le=10)
+    max_tokens: int = Field(default=1024, ge=16)
+    longest_answer: int = Field(default=32_000, ge=1)
 
 
 class RewardServiceConfig(StrictModel):
@@ -69,6 +99,10 @@ class RewardServiceConfig(StrictModel):
         graders: users' own Python graders, `module:function` by name.
         grader_modules: modules whose graders register themselves with `@grader`.
         http_graders: users' own HTTP endpoints, URL by name.
+        judges: models that score answers by a rubric, by name.
+        judge_cache_dir: folder in which their scores are kept for later runs; None keeps them in
+            memory alone (`cache_mb`). Replicas of one machine share it.
+        judge_cache_scores: scores kept there, about 150 bytes each; the oldest go first.
         user_grader_processes: calls of users' Python graders at a time; each takes a core.
     """
 
@@ -103,6 +137,9 @@ class RewardServiceConfig(StrictModel):
     grader_modules: list[Annotated[str, Field(pattern=_MODULE)]] = Field(default_factory=list)
     user_grader_processes: int = Field(default=4, ge=1)
     http_graders: dict[str, Annotated[str, Field(pattern=_URL)]] = Field(default_factory=dict)
+    judges: dict[Annotated[str, Field(pattern=_JUDGE)], JudgeConfig] = Field(default_factory=dict)
+    judge_cache_dir: str | None = None
+    judge_cache_scores: int = Field(default=1_000_000, ge=1)
 
     @property
     def test_set_folder(self) -> str | None:

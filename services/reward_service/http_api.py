@@ -21,6 +21,7 @@ from services.protocol.reward.grader import (
     AnyGrader,
     Grader,
     HttpGrader,
+    JudgeGrader,
     PythonGrader,
     WeightedGrader,
 )
@@ -95,6 +96,7 @@ def http_api(scoring: Scoring) -> FastAPI:
             "missing": scoring.tools.languages.missing,
             "python": _python_names(scoring.config),
             "http": sorted(scoring.config.http_graders),
+            "judge": sorted(scoring.config.judges),
         }
 
     @app.get("/health")
@@ -178,6 +180,8 @@ def _check(grader: AnyGrader, field: str, scoring: Scoring) -> None:
         _known(grader.name, _python_names(scoring.config), f"{field}.name", "Registered")
     elif isinstance(grader, HttpGrader):
         _known(grader.name, sorted(scoring.config.http_graders), f"{field}.name", "Registered")
+    elif isinstance(grader, JudgeGrader):
+        _known(grader.name, sorted(scoring.config.judges), f"{field}.name", "Registered")
     elif isinstance(grader, CodeGrader):
         _known(grader.language, sorted(languages()), f"{field}.language", "Known")
         if missing := scoring.tools.languages.missing.get(grader.language):

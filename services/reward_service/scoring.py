@@ -17,6 +17,7 @@ from services.protocol.reward.grader import (
     ExactGrader,
     FormatGrader,
     HttpGrader,
+    JudgeGrader,
     MathsGrader,
     PythonGrader,
     RegexGrader,
@@ -25,6 +26,7 @@ from services.protocol.reward.grader import (
 from services.protocol.reward.reward_service import Score, ScoreJob, Verdict
 from services.reward_service.config import RewardServiceConfig
 from services.reward_service.graders.code import AnyCode, grade_code
+from services.reward_service.graders.judge import grade_judge
 from services.reward_service.graders.maths import grade_maths
 from services.reward_service.graders.text import grade_exact, grade_format, grade_regex
 from services.reward_service.graders.users import grade_http, grade_python
@@ -43,6 +45,7 @@ GRADERS: dict[type, Callable[[str, Any, Tools], Coroutine[Any, Any, Score]]] = {
     ExactGrader: grade_exact,
     FormatGrader: grade_format,
     HttpGrader: grade_http,
+    JudgeGrader: grade_judge,
     MathsGrader: grade_maths,
     PythonGrader: grade_python,
     RegexGrader: grade_regex,
@@ -179,7 +182,7 @@ def _weighted(grader: WeightedGrader, parts: Sequence[Score]) -> Score:
     """The weighted sum of the parts; one that cannot be graded leaves the whole ungraded."""
     for part in parts:
         if part.verdict is Verdict.INFRA_ERROR or part.reward is None:
-            return Score.ungraded(part.detail, total=grader.total)
+            return Score.ungraded(part.detail, total=grader.total, cause=part.cause)
     failed = next((part for part in parts if part.verdict is not Verdict.ACCEPTED), None)
     return Score(
         verdict=Verdict.ACCEPTED if failed is None else failed.verdict,
@@ -193,6 +196,11 @@ def _weighted(grader: WeightedGrader, parts: Sequence[Score]) -> Score:
         detail="" if failed is None else failed.detail,
         tier=next((part.tier for part in parts if part.tier), ""),
         parts=tuple(parts),
+        rewards={
+            declared.name: part.reward or 0.0
+            for declared, part in zip(grader.parts, parts, strict=True)
+            if declared.name is not None
+        },
     )
 
 

@@ -77,7 +77,8 @@ class FakeSessions:
         if calls is None:
             return web.json_response({"error": {"message": "gone"}}, status=404)
         one = [self._trajectory(calls)] if calls else []
-        return web.json_response(self._summary(name) | {"trajectories": one})
+        made = {"calls": {"first": len(calls)}}
+        return web.json_response(self._summary(name) | made | {"trajectories": one})
 
     async def _delete(self, request: web.Request) -> web.Response:
         del self.open[request.match_info["name"]]
@@ -93,11 +94,12 @@ class FakeSessions:
         return self._summary(name) | told | figures | {"open_calls": 0, "trajectories": []}
 
     def _trajectory(self, calls: list[dict[str, Any]]) -> dict[str, Any]:
-        tokens, mask = [], []
+        tokens, mask, turns = [], [], []
         for place, call in enumerate(calls):
             between = USER_TOKENS if place else []
             tokens += [*between, call["seed"] % 1000, place, 7]
             mask += [0] * len(between) + [1, 1, 1]
+            turns.append((len(tokens), place + 1))
         name = self.bus.leased()[0]
         return {
             "prompt_token_ids": [1, 2],
@@ -109,5 +111,6 @@ class FakeSessions:
             "text": "the last answer",
             "begun_by": "first",
             "calls": len(calls),
+            "turns": turns,
             "shared_tokens": 0,
         }

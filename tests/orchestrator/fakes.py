@@ -6,7 +6,7 @@ import json
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -41,10 +41,11 @@ from tests.orchestrator.fake_sessions import FakeSessions
 
 
 def score(job: ScoreJob, reward: float | None) -> Score:
-    verdict = {None: Verdict.INFRA_ERROR, 1.0: Verdict.ACCEPTED}.get(reward, Verdict.WRONG_ANSWER)
+    if reward is None:
+        return Score.ungraded("", job_id=job.job_id)
     return Score(
         job_id=job.job_id,
-        verdict=verdict,
+        verdict=Verdict.ACCEPTED if reward == 1.0 else Verdict.WRONG_ANSWER,
         reward=reward,
         passed=int(reward or 0),
         total=1,
@@ -280,6 +281,7 @@ class FakeReward:
     def __init__(self) -> None:
         self.calls: list[list[ScoreJob]] = []
         self.ungraded: Callable[[ScoreJob], bool] = lambda job: False
+        self.named: Callable[[str], dict[str, float]] = lambda completion: {}
         self.not_ready = 0
 
     async def score(self, jobs: list[ScoreJob]) -> list[Score]:
@@ -289,7 +291,12 @@ class FakeReward:
         self.calls.append(jobs)
         await asyncio.sleep(0)
         return [
-            score(job, None if self.ungraded(job) else float(job.completion.startswith("good")))
+            replace(
+                score(
+                    job, None if self.ungraded(job) else float(job.completion.startswith("good"))
+                ),
+                rewards=self.named(job.completion),
+            )
             for job in jobs
         ]
 

@@ -31,6 +31,7 @@ FAILING = {
     "never_calls": "environment_never_called",
     "nonsense": "environment_result",
     "nan": "environment_result",
+    "of_other_turns": "environment_result",
     "sleeps": "environment_timeout",
     "blocks": "environment_timeout",
     "clings": "environment_timeout",
@@ -107,6 +108,17 @@ async def test_an_episode_is_one_trajectory_whose_context_carries_no_gradient(
         }
         assert len({body["seed"] for body in sent}) == len(sent)
         assert not cluster.router.sessions.open, "what was read is deleted"
+
+
+async def test_rewards_of_calls_reach_the_tokens_of_their_turns(tmp_path: Path) -> None:
+    async with world(tmp_path) as cluster:
+        async with sampler(cluster) as rollouts:
+            arrived = await episodes(rollouts, request("by_turn", n=8))
+        assert {score.returns[0][1] for _, _, score in arrived} == {0.25, 1.25}
+        for _, one, score in arrived:
+            last = score.reward - 0.25
+            assert score.returns == ((3, score.reward), (8, last))
+            assert len(one.response_token_ids) == 8
 
 
 async def test_a_text_goes_to_the_grader_and_the_same_seed_gives_the_same_episode(

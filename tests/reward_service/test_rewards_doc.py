@@ -69,10 +69,11 @@ async def url(scoring: Scoring) -> AsyncIterator[str]:
 
 
 async def test_the_page_has_the_blocks_that_are_run() -> None:
-    assert len(GRADED) == 4
+    assert len(GRADED) == 5
     assert set(FILES) == {
         *("sums.py", "sums.json", "sorting.yaml", "sorting.cpp"),
         *("any_divisor.yaml", "any_divisor.py", "my_graders.py"),
+        *("named.json", "named.md"),
     }
 
 

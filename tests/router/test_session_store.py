@@ -107,3 +107,20 @@ def test_a_finished_session_takes_no_call():
     with pytest.raises(RequestFailed) as refusal:
         store.begin(session, now=0.0)
     assert (refusal.value.status, refusal.value.kind) == (409, "session_finished")
+
+
+def test_rewards_before_the_end_are_kept_by_the_newest_call_then():
+    store = _store()
+    session = store.create({}, now=0.0, wall=0.0)
+    store.add_reward(session, 0.5, now=0.0)
+    for reward in (1.0, 2.0):
+        store.end(session.id, store.begin(session, now=0.0).number, _call(4), now=0.0)
+        store.add_reward(session, reward, now=0.0)
+        store.add_reward(session, 0.25, now=0.0)
+    store.finish(session, SessionEnding(reward=4.0), now=1.0, wall=1.0)
+    summary = session.summary()
+    assert summary.turn_rewards == {0: 0.5, 1: 1.25, 2: 2.25}
+    assert summary.reward == 8.0
+    reading = session.tree.reading()
+    turns = [one.turns for one in reading.trajectories(reading.leaves())]
+    assert turns == [[(3, 1)], [(3, 2)]]

@@ -1,5 +1,6 @@
 """The result of a sample group that is rolled out and scored."""
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -21,11 +22,16 @@ class Graded:
 
     Attributes:
         teacher: the teacher's logprob of each token of the answer; None without a teacher.
+        named: its rewards that are normalised each by itself, in the order of
+            `AlgorithmConfig.decoupled`.
+        returns: see `ScoredTrajectory`; empty where all tokens have the reward.
     """
 
     trajectory: Trajectory
     score: Score
     teacher: tuple[float, ...] | None = None
+    named: tuple[float, ...] = ()
+    returns: tuple[tuple[int, float], ...] = ()
 
     @property
     def reward(self) -> float:
@@ -59,13 +65,25 @@ class GroupResult:
     @property
     def trainable(self) -> bool:
         """Its answer is given, or rewards differ: a group of equal rewards has no gradient."""
-        return self.task.given or len({graded.reward for graded in self.graded}) > 1
+        return self.task.given or (
+            len({(one.reward, one.named) for one in self.graded}) > 1
+            or len({value for one in self.graded for _, value in one.returns}) > 1
+        )
 
     @property
     def equal_rewards(self) -> str:
         """Of a group whose rewards are equal: which they are, as the ledger keeps it."""
         reward = self.graded[0].reward
         return NO_REWARD if reward <= 0 else FULL_REWARD if reward >= 1 else SAME_REWARD
+
+    @property
+    def why_ungraded(self) -> tuple[str, str]:
+        """The commonest cause of answers without a reward, and the detail of its last one."""
+        causes = Counter(one.cause for one in self.ungraded)
+        if not causes:
+            return "infra_error", "too few came"
+        cause = causes.most_common(1)[0][0]
+        return cause, next(one.detail for one in reversed(self.ungraded) if one.cause == cause)
 
     @property
     def lengths(self) -> list[int]:
@@ -112,6 +130,8 @@ class GroupResult:
                     trajectory=without_stale_tokens(graded.trajectory, min_version),
                     reward=graded.reward,
                     teacher=graded.teacher,
+                    named=graded.named,
+                    returns=graded.returns,
                     given=self.task.given,
                     stale_tokens=tokens_before(graded.trajectory, min_version),
                 )

@@ -18,7 +18,7 @@ from services.orchestrator.rollout.rollout import (
     Sampler,
     sampling_seed,
 )
-from services.orchestrator.rollout.scoring import Scorer, known
+from services.orchestrator.rollout.scoring import Scorer, known, weighed
 from services.protocol.reward.reward_service import Score, ScoreJob
 from services.protocol.run.evaluation import Evaluation, EvaluationConfig
 from services.protocol.run.task import Task
@@ -36,6 +36,7 @@ class _Asked:
 
     Attributes:
         scores: by the index of the answer; of an episode with several trajectories the last.
+        graded: likewise, once they are there.
         trajectories: likewise.
         versions: policy versions of all tokens.
         problem: why answers are missing, empty if none is.
@@ -43,6 +44,7 @@ class _Asked:
 
     task: Task
     scores: dict[int, asyncio.Future[Score]] = field(default_factory=dict)
+    graded: dict[int, Score] = field(default_factory=dict)
     trajectories: dict[int, Trajectory] = field(default_factory=dict)
     versions: set[int] = field(default_factory=set)
     tokens: int = 0
@@ -119,8 +121,8 @@ class Evaluator:
                 await self._sampler.sample(request, arrived)
             except RolloutFailed as failure:
                 asked.problem = str(failure)
-        for future in asked.scores.values():
-            score = await future
+        for index, future in asked.scores.items():
+            score = asked.graded[index] = weighed(await future, self._run.algorithm.rewards)
             if score.reward is not None:
                 asked.rewards.append(score.reward)
             else:
@@ -142,7 +144,7 @@ class Evaluator:
 def _answer(asked: _Asked, place: dict[str, Any]) -> dict[str, Any]:
     """The first answer to a task as people read it; long texts are cut."""
     index = min(asked.scores)
-    trajectory, score = asked.trajectories[index], asked.scores[index].result()
+    trajectory, score = asked.trajectories[index], asked.graded[index]
     return place | {
         "task_id": asked.task.task_id,
         **asked.task.labels,

@@ -17,9 +17,10 @@ from services.orchestrator.core.results import Graded, GroupResult
 from services.orchestrator.observers.group_telemetry import GroupTraces
 from services.orchestrator.rollout.limits import RolloutLimits
 from services.orchestrator.rollout.rollout import RolloutRequest, Sampler, sampling_seed
-from services.orchestrator.rollout.scoring import BatchBarrier, Scorer, known
+from services.orchestrator.rollout.scoring import BatchBarrier, Scorer, known, weighed
 from services.orchestrator.rollout.teacher import Teacher, TeacherFailed
 from services.protocol.reward.reward_service import Score, ScoreJob, Verdict
+from services.protocol.run.algorithm import AlgorithmConfig
 from services.protocol.run.task import Task
 from services.protocol.trajectory import Trajectory
 
@@ -32,6 +33,7 @@ class Answers:
 
     Attributes:
         name: of the attempt, for jobs and log lines.
+        algorithm: weighs named rewards.
         barrier: score none before all are asked for.
         trace: headers of the group's span.
         teacher: is asked about each trajectory as it arrives; None without one.
@@ -44,6 +46,7 @@ class Answers:
     run_id: str
     name: str
     scorer: Scorer
+    algorithm: AlgorithmConfig
     barrier: bool
     trace: Mapping[str, str]
     teacher: Teacher | None = None
@@ -88,24 +91,39 @@ class Answers:
             (index, trajectory, future or self._submit(index, trajectory), taught)
             for (index, trajectory, future), taught in sorted(asked, key=lambda item: item[0][0])
         ]
+        by_turn = self.algorithm.credit == "turn"
         for index, trajectory, future, taught in waiting:
-            score = await future
+            weights = {} if self.task.given else self.algorithm.rewards
+            score = weighed(await future, weights)
             if taught and score.reward is None:
                 taught.cancel()
             try:
                 logprobs = await taught if taught and score.reward is not None else None
             except TeacherFailed as error:
-                score = Score.ungraded(f"teacher: {error}", job_id=score.job_id, total=score.total)
+                score = Score.ungraded(
+                    f"teacher: {error}", job_id=score.job_id, total=score.total, cause="teacher"
+                )
             if score.reward is not None:
-                graded.append(Graded(trajectory=trajectory, score=score, teacher=logprobs))
+                named = tuple(score.rewards.get(name, 0.0) for name in self.algorithm.decoupled)
+                whole = ((len(trajectory.response_token_ids), score.reward),)
+                graded.append(
+                    Graded(
+                        trajectory=trajectory,
+                        score=score,
+                        teacher=logprobs,
+                        named=named,
+                        returns=score.returns or whole if by_turn else (),
+                    )
+                )
                 continue
             ungraded.append(score)
-            RunMetrics.ungraded.inc(1, {"run": self.run_id})
+            RunMetrics.ungraded.inc(1, {"run": self.run_id, "reason": score.cause})
             _log.warning(
                 "trajectory_not_graded",
                 run=self.run_id,
                 group=self.name,
                 trajectory=index,
+                reason=score.cause,
                 error=score.detail,
             )
         return graded, ungraded
@@ -196,6 +214,7 @@ class Attempts:
             run_id=self._context.run_id,
             name=f"{group.group_id}/{group.attempt}",
             scorer=self._scorer,
+            algorithm=self._run.algorithm,
             barrier=self._run.schedule.batch_barrier,
             trace=self._traces.of(group.group_id),
             teacher=self.teacher,

@@ -190,9 +190,9 @@ class Groups:
         given, answers = result.task.given, len(result.graded) + len(result.ungraded)
         needed = 1 if given else self._run.graded_of(answers)
         if len(result.graded) < needed:
-            detail = one_line(result.ungraded[-1].detail) if result.ungraded else "too few came"
-            problem = f"infra_error: fewer than {needed} answers could be graded: {detail}"
-            self._fail(result.group, "infra_error", problem)
+            cause, detail = result.why_ungraded
+            problem = f"{cause}: fewer than {needed} answers could be graded: {one_line(detail)}"
+            self._fail(result.group, cause, problem)
             return
         self._progress.failures.in_row = 0
         if not given:

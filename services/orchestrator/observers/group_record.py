@@ -76,6 +76,7 @@ class GroupRecord:
 
 def _group_line(result: GroupResult, step: int, advantages: dict[int, float]) -> dict[str, Any]:
     graded = result.graded
+    named = any(one.score.rewards for one in graded)
     return {
         "group": result.group.group_id,
         "step": step,
@@ -83,6 +84,7 @@ def _group_line(result: GroupResult, step: int, advantages: dict[int, float]) ->
         "task_id": result.task.task_id,
         **result.task.labels,
         "rewards": [one.reward for one in graded],
+        **({"named_rewards": [one.score.rewards for one in graded]} if named else {}),
         "advantages": [_rounded(advantages.get(index)) for index in range(len(graded))],
         "verdicts": [str(one.score.verdict) for one in graded],
         "lengths": [len(one.trajectory.response_token_ids) for one in graded],
@@ -104,6 +106,7 @@ def trajectory_line(result: GroupResult, index: int, step: int) -> dict[str, Any
         "trajectory": index,
         "task_id": result.task.task_id,
         "reward": graded.reward,
+        **({"named_rewards": graded.score.rewards} if graded.score.rewards else {}),
         "verdict": str(graded.score.verdict),
         "detail": graded.score.detail,
         "tokens": len(trajectory.response_token_ids),

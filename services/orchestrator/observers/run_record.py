@@ -139,10 +139,16 @@ class RunRecord:
         of_first_set = (one for one in self._fresh if one.name == progress.heldout_set)
         heldout = next(reversed(list(of_first_set)), None)
         lengths = [len(one.trajectory.response_token_ids) for one in graded] or [0]
+        rewards = {
+            name: fmean(one.score.rewards[name] for one in graded)
+            for name in self._run.algorithm.rewards
+            if graded
+        }
         return {
             "step": report.step,
             "policy_version": report.policy_version,
             "reward": progress.reward,
+            **({"rewards": rewards} if rewards else {}),
             "heldout_pass_rate": heldout.pass_rate if heldout else None,
             "heldout_step": heldout.step if heldout else None,
             "evaluations": [one.model_dump(mode="json") for one in self._fresh],
@@ -182,6 +188,8 @@ class RunRecord:
     def _measure(self, line: dict[str, Any], imbalance: int) -> None:
         if line["reward"] is not None:
             RunMetrics.reward.set(line["reward"], self.tags)
+        for name, reward in line.get("rewards", {}).items():
+            RunMetrics.named_reward.set(reward, self.tags | {"name": name})
         RunMetrics.step.set(line["step"], self.tags)
         RunMetrics.staleness.set(line["staleness_max"], self.tags)
         RunMetrics.ledger_imbalance.set(imbalance, self.tags)
@@ -230,6 +238,8 @@ class RunRecord:
                 metric.forget(self.tags)
         for name in self._progress.evaluations:
             RunMetrics.heldout.forget(self.tags | {"set": name})
+        for name in self._run.algorithm.rewards:
+            RunMetrics.named_reward.forget(self.tags | {"name": name})
 
     def summarise(self, *, seed: int, pushes: int) -> RunSummary:
         """Write `summary.json`; `pushes` are the weight commits since the run (re)started."""

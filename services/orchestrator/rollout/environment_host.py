@@ -12,15 +12,16 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeGuard
 
 import httpx
 
 from services.orchestrator.rollout.sandbox import sandboxes_at
+from services.protocol.reward.named_rewards import named_rewards
 from services.protocol.run.task import Task
 from services.workspaces.client import WorkspaceFailed
 
@@ -89,10 +90,21 @@ def _reason(error: BaseException) -> str:
 def _outcome(result: object) -> dict[str, Any]:
     if isinstance(result, str):
         return {"text": result}
-    if isinstance(result, int | float) and math.isfinite(result):
+    if isinstance(result, Mapping):
+        try:
+            return {"rewards": named_rewards(result)}
+        except (TypeError, ValueError) as problem:
+            return {"reason": "environment_result", "error": str(problem)[:_SHOWN]}
+    if isinstance(result, list) and result and all(map(_is_reward, result)):
+        return {"reward": float(sum(result)), "of_calls": [float(one) for one in result]}
+    if _is_reward(result):
         return {"reward": float(result)}
     error = f"rollout returned {result!r}"[:_SHOWN]
-    return {"reason": "environment_result", "error": f"{error}; return a reward or a text"}
+    return {"reason": "environment_result", "error": f"{error}; return a reward, rewards or a text"}
+
+
+def _is_reward(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def load_rollout(name: str) -> Rollout:

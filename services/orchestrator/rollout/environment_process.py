@@ -84,7 +84,7 @@ class EnvironmentProcess:
         return "environment_stalled"
 
     async def run(self, episode: dict[str, Any]) -> dict[str, Any]:
-        """One episode's `{"reward": number}` or `{"text": text}`.
+        """One episode's outcome; see `EpisodePlayer`.
 
         It has no deadline; a cancelled call ends the episode.
 

@@ -61,8 +61,10 @@ class EpisodePlayer(Protocol):
         of the episode."""
 
     async def run(self, episode: dict[str, Any]) -> dict[str, Any]:
-        """Play one episode to its `{"reward": number}`, `{"text": text}` for the task's grader, or
-        `{}` if the grader shall have its last answer.
+        """Play one episode to its `{"reward": number}`, `{"rewards": {name: number}}`,
+        `{"text": text}` for the task's grader, or `{}` if the grader shall have its last answer.
+        Beside a reward, `turns` has those of its parts that came before the end, by the number of
+        the newest call then; or `of_calls` those of all calls.
 
         It has no deadline; a cancelled call ends the episode.
 
@@ -193,22 +195,27 @@ class EpisodeSampler:
                 failure = error
             if failure is not None and self._player.live:
                 return failure  # its user may still be talking, and `finish` would end that
-            trajectories, unrecorded = await sessions.finish(session)
+            played = await sessions.finish(session)
         finally:
             self._close(request.session, session)
             await sessions.delete(session)
+        trajectories = played.trajectories
         if failure is None and not trajectories:
-            failure = _nothing(unrecorded)
+            failure = _nothing(played.unrecorded_calls)
+        if failure is None and len(outcome.get("of_calls", ())) not in (0, played.calls):
+            problem = f"it has rewards of {len(outcome['of_calls'])} calls and made {played.calls}"
+            failure = RolloutFailed("environment_result", problem)
         if failure is None and not outcome:
             outcome = {"text": trajectories[-1].text}
         if failure is None and "text" in outcome and request.task.grader is None:
             problem = "it ended with a text, or with nothing, and the task has no grader for it"
             failure = RolloutFailed("environment_result", problem)
-        for trajectory in trajectories:
+        for trajectory, turns in zip(trajectories, played.turns, strict=True):
             if failure is None and "text" in outcome:
                 arrived(index, replace(trajectory, text=outcome["text"]))
             else:
-                arrived(index, trajectory, _score(request, outcome.get("reward"), failure))
+                score = _score(request, outcome, failure)
+                arrived(index, trajectory, replace(score, returns=_returns(outcome, turns)))
         return failure
 
     async def _played(
@@ -297,7 +304,25 @@ def _nothing(unrecorded_calls: int) -> RolloutFailed:
     return RolloutFailed("environment_never_called", problem)
 
 
-def _score(request: RolloutRequest, reward: float | None, failure: RolloutFailed | None) -> Score:
+def _returns(
+    outcome: dict[str, Any], turns: list[tuple[int, int]]
+) -> tuple[tuple[int, float], ...]:
+    """See `Score`; empty without rewards before the end."""
+    given: dict[int, float] = outcome.get("turns") or dict(
+        enumerate(outcome.get("of_calls", ()), 1)
+    )
+    if not given:
+        return ()
+    total = float(outcome["reward"])
+    earlier = [sum(one for at, one in given.items() if at < number) for _, number in turns]
+    return tuple((end, total - before) for (end, _), before in zip(turns, earlier, strict=True))
+
+
+def _score(
+    request: RolloutRequest, outcome: dict[str, Any], failure: RolloutFailed | None
+) -> Score:
+    rewards = outcome.get("rewards", {})
+    reward = sum(rewards.values()) if rewards else outcome.get("reward")
     passed = failure is None and reward is not None and reward >= 1.0
     verdict = Verdict.ACCEPTED if passed else Verdict.WRONG_ANSWER
     return Score(
@@ -306,4 +331,6 @@ def _score(request: RolloutRequest, reward: float | None, failure: RolloutFailed
         reward=reward if failure is None else None,
         passed=int(passed),
         detail="the environment's own reward" if failure is None else str(failure),
+        rewards=rewards if failure is None else {},
+        cause="" if failure is None else failure.reason,
     )

@@ -88,7 +88,9 @@ class OutsideAgents:
             raise RolloutFailed("agent_failed", ended.failure)
         if ended.text is not None:
             return {"text": ended.text}
-        return {} if ended.reward is None else {"reward": ended.reward}
+        if ended.reward is None:
+            return {}
+        return {"reward": ended.reward, "turns": ended.turn_rewards}
 
     @staticmethod
     def given_up(seen: SessionSummary | None) -> str:

@@ -2,6 +2,8 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
 
 from services.observability.log import Log
 from services.orchestrator.config import OrchestratorConfig
@@ -10,6 +12,8 @@ from services.protocol.reward.reward_service import RewardService, Score, ScoreJ
 from services.retry import retrying
 from services.side_by_side import cancel
 
+REWARD_NAMES = "reward_names"
+"""Cause of a score whose names are not those of the run file."""
 _log = Log("orchestrator")
 
 
@@ -109,6 +113,30 @@ def known(score: Score) -> asyncio.Future[Score]:
 
 def _ungraded(job: ScoreJob, problem: str) -> Score:
     return Score.ungraded(problem, job_id=job.job_id, total=job.grader.total)
+
+
+def weighed(score: Score, weights: Mapping[str, float]) -> Score:
+    """The score with the weighted sum of its named rewards as its reward.
+
+    It stays as it is without weights or without a reward. Names that are missing or that have no
+    weight leave the answer without a reward (`reward_names`): they are never taken as 0. An answer
+    on which its grader failed has the reward of that failure under each name.
+
+    Args:
+        score: of an answer.
+        weights: `algorithm.rewards` of the run file.
+    """
+    if not weights or score.reward is None:
+        return score
+    rewards = dict.fromkeys(weights, score.reward) if score.refused else score.rewards
+    if rewards.keys() != weights.keys():
+        problem = (
+            f"its grader named the rewards {sorted(rewards)}, algorithm.rewards names "
+            f"{sorted(weights)}: make them the same"
+        )
+        return Score.ungraded(problem, job_id=score.job_id, total=score.total, cause=REWARD_NAMES)
+    reward = sum(weight * rewards[name] for name, weight in weights.items())
+    return replace(score, reward=reward, rewards=rewards)
 
 
 class BatchBarrier:

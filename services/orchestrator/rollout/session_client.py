@@ -1,5 +1,6 @@
 """The router's recorded sessions, as any client sees them."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -17,6 +18,23 @@ from services.protocol.session import (
 from services.protocol.trajectory import Trajectory
 
 _ANSWER_S = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinishedEpisode:
+    """What a session recorded.
+
+    Attributes:
+        trajectories: those in which the policy sampled anything.
+        turns: of each of them, see `SessionTrajectory`.
+        calls: recorded.
+        unrecorded_calls: had no answer that could be recorded.
+    """
+
+    trajectories: list[Trajectory]
+    turns: list[list[tuple[int, int]]]
+    calls: int
+    unrecorded_calls: int
 
 
 class SessionClient:
@@ -39,12 +57,8 @@ class SessionClient:
         answer = await self._call("POST", "", body)
         return str(answer["id"])
 
-    async def finish(self, session: str) -> tuple[list[Trajectory], int]:
+    async def finish(self, session: str) -> "FinishedEpisode":
         """Close a session.
-
-        Returns:
-            The trajectories in which the policy sampled anything, and how many calls had no answer
-            that could be recorded.
 
         Raises:
             RolloutFailed: the router does not have it any more.
@@ -54,8 +68,13 @@ class SessionClient:
         try:
             all_of_them = (SessionTrajectory.model_validate(one) for one in answer["trajectories"])
             # What the policy sampled has its mask in one of them, and only there.
-            sampled = [one.to_trajectory() for one in all_of_them if any(one.loss_mask)]
-            return sampled, int(answer["unrecorded_calls"])
+            sampled = [one for one in all_of_them if any(one.loss_mask)]
+            return FinishedEpisode(
+                trajectories=[one.to_trajectory() for one in sampled],
+                turns=[one.turns for one in sampled],
+                calls=sum(answer["calls"].values()),
+                unrecorded_calls=int(answer["unrecorded_calls"]),
+            )
         except (ValidationError, ValueError, KeyError, TypeError) as error:
             raise RolloutFailed("bad_session", one_line(repr(error))) from error
 

@@ -11,7 +11,8 @@ from services.protocol.reward.code_graders import (
     PythonFunctionGrader,
     PythonStdioGrader,
 )
-from services.protocol.strict import StrictModel
+from services.protocol.reward.named_rewards import MAX_NAMES, RewardName
+from services.protocol.strict import StrictModel, wrong_field
 
 
 def _regular_expression(pattern: str) -> str:
@@ -152,16 +153,47 @@ class HttpGrader(_TextGrader):
     reference: str | None = None
 
 
+class JudgeGrader(_TextGrader):
+    """A model that was registered with the service under a name scores the answer by a rubric.
+
+    The reward is the place of its score on the scale, 0 to 1. If it gives none, the answer is left
+    out: that is never a reward.
+
+    Attributes:
+        name: in the service's configuration.
+        rubric: what a good answer is, and what each score means.
+        question: what the answer is to; of a task the messages, unless it is given.
+        lowest: worst score.
+        highest: best score.
+    """
+
+    kind: Literal["judge"]
+    name: str
+    rubric: str = Field(min_length=1, max_length=1 << 16)
+    question: str | None = None
+    lowest: float = 0.0
+    highest: float = 10.0
+
+    @model_validator(mode="after")
+    def _has_a_scale(self) -> Self:
+        if self.lowest >= self.highest:
+            raise wrong_field("highest", self.highest, f"Give more than lowest, {self.lowest:g}.")
+        return self
+
+
 class Part(StrictModel):
     """One grader of a weighted composition.
 
     Attributes:
         grader: any kind but another composition.
         weight: its reward is multiplied by this; below 0 it is a penalty.
+        name: keeps its reward, before the weight, beside the sum: `algorithm.rewards` of a run
+            file can weigh it anew. Either all parts have one or none.
     """
 
     grader: "SingleGrader"
     weight: float
+    name: RewardName | None = None
 
 
 class WeightedGrader(StrictModel):
@@ -173,6 +205,15 @@ class WeightedGrader(StrictModel):
 
     kind: Literal["weighted"]
     parts: list[Part] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _names_all_or_none(self) -> Self:
+        names = [part.name for part in self.parts if part.name is not None]
+        if names and len(set(names)) < len(self.parts):
+            raise wrong_field("parts.name", names, "Name each part, and each differently, or none.")
+        if len(names) > MAX_NAMES:
+            raise wrong_field("parts.name", names, f"Name at most {MAX_NAMES} parts.")
+        return self
 
     @property
     def total(self) -> int:
@@ -191,6 +232,7 @@ _Single = (
     | MathsGrader
     | PythonGrader
     | HttpGrader
+    | JudgeGrader
 )
 SingleGrader = Annotated[_Single, Field(discriminator="kind")]
 AnyGrader = _Single | WeightedGrader
@@ -200,3 +242,14 @@ user has registered with the service, which alone knows it."""
 
 Part.model_rebuild()
 WeightedGrader.model_rebuild()
+
+
+def with_question(grader: AnyGrader | None, question: str) -> AnyGrader | None:
+    """The grader whose judges know what the answer is to, if they do not yet."""
+    if isinstance(grader, JudgeGrader) and grader.question is None:
+        return grader.model_copy(update={"question": question})
+    if isinstance(grader, WeightedGrader):
+        told = [(part, with_question(part.grader, question)) for part in grader.parts]
+        parts = [part.model_copy(update={"grader": one}) for part, one in told]
+        return grader.model_copy(update={"parts": parts})
+    return grader

@@ -1,6 +1,6 @@
 """Requests and answers of the reward service."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
@@ -121,6 +121,13 @@ class Score:
         tier: how the answer was held, `A` or `B`; empty for graders that run no code.
         parts: the scores of a weighted composition's graders.
         uses: the sandboxes that it took, a bounded number; none when cached.
+        rewards: by name, where the grader gives several; `reward` is their sum, or what the
+            weights of a composition or of a run make of them.
+        refused: the grader failed on this answer, which the answer brought about: `reward` is
+            what the task gives for that, also under each name.
+        returns: of an episode with rewards of turns, for each turn of the trajectory: one past its
+            last response token, and the sum of the rewards from it on, undiscounted.
+        cause: why there is no reward, a short name for counting; empty where there is one.
     """
 
     verdict: Verdict
@@ -139,12 +146,24 @@ class Score:
     tier: str = ""
     parts: "tuple[Score, ...]" = ()
     uses: tuple[SandboxUse, ...] = ()
+    rewards: dict[str, float] = field(default_factory=dict)
+    refused: bool = False
+    returns: tuple[tuple[int, float], ...] = ()
+    cause: str = ""
 
     @classmethod
-    def ungraded(cls, reason: str, *, job_id: str = "", total: int = 1) -> "Score":
+    def ungraded(
+        cls, reason: str, *, job_id: str = "", total: int = 1, cause: str = "infra_error"
+    ) -> "Score":
         """Grading itself failed: there is no verdict over the answer, and no reward."""
-        verdict, detail = Verdict.INFRA_ERROR, reason[:200]
-        return cls(verdict=verdict, reward=None, job_id=job_id, total=total, detail=detail)
+        return cls(
+            verdict=Verdict.INFRA_ERROR,
+            reward=None,
+            job_id=job_id,
+            total=total,
+            detail=reason[:200],
+            cause=cause,
+        )
 
     @classmethod
     def failed(cls, verdict: Verdict, reason: str) -> "Score":

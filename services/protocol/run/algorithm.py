@@ -1,16 +1,19 @@
 """The `algorithm` of a run file: from a train batch to an update."""
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from services.protocol.reward.named_rewards import MAX_NAMES, RewardName
 from services.protocol.run.algorithm_preset import PresetName, fill_in_algorithm
 from services.protocol.run.distillation import DistillationConfig
 from services.protocol.strict import StrictModel, nearest
 
 AdvantageKind = Literal[
-    "grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae"
+    "grpo", "dr_grpo", "rloo", "gdpo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae"
 ]
+
+Weight = Annotated[float, Field(allow_inf_nan=False)]
 
 LOSSES = ("clip", "gspo", "cispo", "reinforce")
 """Losses that are built in."""
@@ -95,9 +98,15 @@ class AlgorithmConfig(StrictModel):
         preset: fills in what a published algorithm chooses, in a run file also what it
             chooses of the schedule and by the longest answer; keys that are given win. See
             `docs/algorithms.md`.
+        rewards: weight of each named reward of the graders, at most 8; an answer's reward is the
+            weighted sum. Weight 0 only measures it. An answer whose grader does not name just
+            these has no reward. Empty: the grader's own sum counts.
+        credit: `episode` gives all tokens of an answer its reward, `turn` those of each turn the
+            sum of the rewards from that turn on, normalised in the group; for `grpo` only.
         advantage: `grpo` divides by the group's standard deviation, `dr_grpo` does not,
-            `rloo` takes the mean of the others, `reinforce_plus_plus` normalises over the
-            batch, its `_baseline` variant after subtracting the group's mean; `gae` asks a
+            `rloo` takes the mean of the others, `gdpo` does what `grpo` does for each of the
+            named `rewards`, and then divides over the batch; `reinforce_plus_plus` normalises
+            over the batch, its `_baseline` variant after subtracting the group's mean; `gae` asks a
             critic for each token.
         loss: `clip` (PPO's surrogate), `gspo`, `cispo`, `reinforce`, or the user's own as
             `file.py:function` or `module:function`.
@@ -147,6 +156,8 @@ class AlgorithmConfig(StrictModel):
     """
 
     preset: PresetName | None = None
+    rewards: dict[RewardName, Weight] = Field(default={}, max_length=MAX_NAMES)
+    credit: Literal["episode", "turn"] = "episode"
     advantage: AdvantageKind = "grpo"
     loss: str = "clip"
     aggregation: Literal["token_mean", "sequence_mean", "fixed_length"] = "token_mean"
@@ -233,6 +244,35 @@ class AlgorithmConfig(StrictModel):
                 "use kl.where: loss, or advantage: gae or reinforce_plus_plus"
             )
         return self
+
+    @model_validator(mode="after")
+    def _fits_named_rewards(self) -> Self:
+        if self.rewards and not any(self.rewards.values()):
+            raise ValueError("rewards: all weights are 0: give the rewards to learn from another")
+        penalised = self.kl.in_reward or self.overlong_limit is not None
+        if self.credit == "turn" and (self.advantage != "grpo" or self.rewards or penalised):
+            raise ValueError(
+                "credit: turn needs advantage: grpo, and goes neither with named rewards nor with "
+                "a penalty for length or in the reward (overlong_limit, kl.where: reward)"
+            )
+        if self.advantage != "gdpo":
+            return self
+        if not self.rewards:
+            raise ValueError(
+                "advantage: gdpo normalises each named reward: give rewards, their weights by name"
+            )
+        if penalised:
+            raise ValueError(
+                "advantage: gdpo normalises each reward by itself, and a penalty is none of them: "
+                "use kl.where: loss, leave overlong_limit out, or choose another advantage"
+            )
+        return self
+
+    @property
+    def decoupled(self) -> dict[str, float]:
+        """Weights of the rewards that are normalised each by itself; empty for a single reward."""
+        gdpo = self.advantage == "gdpo"
+        return {name: weight for name, weight in self.rewards.items() if weight and gdpo}
 
     @property
     def by_token(self) -> bool:

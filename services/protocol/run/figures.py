@@ -5,6 +5,7 @@ Page, command and ledger show a figure under one name; the page shows its defini
 
 FIGURES = {
     "reward": "Mean reward of the graded answers of a train step's batch.",
+    "rewards": "Mean of each named reward of those answers, before its weight.",
     "heldout_pass_rate": "pass@1 of the first held-out set: the chance that an answer to one of "
     "its tasks gets a reward of 1 or more, mean over tasks.",
     "tokens_sampled": "Response tokens sampled for training since the run began: of every sample "

@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
 from services.protocol.errors import InvalidInput
-from services.protocol.reward.grader import Grader
+from services.protocol.reward.grader import Grader, with_question
 from services.protocol.strict import StrictModel, nearest
 
 NOT_SHOWN = "(not shown)"
@@ -202,9 +202,12 @@ def task_of(row: Any, source: str, *, quote: bool) -> Task:
         InvalidInput: naming the field or key, and the fix.
     """
     try:
-        return Task.model_validate(row)
+        task = Task.model_validate(row)
     except ValidationError as error:
         raise _problem(error, source, quote=quote) from None
+    asked = "\n\n".join(f"{one.role}: {one.content}" for one in task.messages)
+    told = with_question(task.grader, asked if task.messages[1:] else task.messages[0].content)
+    return task if told is None else task.model_copy(update={"grader": told})
 
 
 def _problem(error: ValidationError, source: str, *, quote: bool) -> InvalidInput:

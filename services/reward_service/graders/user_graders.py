@@ -1,17 +1,19 @@
 """Users' own graders: Python functions by name, registered by a decorator or in the YAML.
 
-A grader is `function(completion, **arguments)` and returns a finite number. It runs in a
-process forked for the one call, and is trusted; the completion is not.
+A grader is `function(completion, **arguments)` and returns a finite number, or several by name.
+It runs in a process forked for the one call, and is trusted; the completion is not.
 """
 
 import importlib
 import inspect
 import math
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-UserGrader = Callable[..., float]
+from services.protocol.reward.named_rewards import named_rewards
+
+UserGrader = Callable[..., float | Mapping[str, float]]
 
 _NAMED: dict[str, UserGrader] = {}
 
@@ -45,12 +47,12 @@ def named_in(modules: list[str]) -> list[str]:
     return sorted(_NAMED)
 
 
-def call_named(arguments: dict[str, Any]) -> float:
+def call_named(arguments: dict[str, Any]) -> float | dict[str, float]:
     """Call a grader; runs in a helper process.
 
     Raises:
         NoVerdict: there is none of this name, or it does not take these arguments.
-        ValueError: what it returned is not a finite number.
+        ValueError: what it returned is neither a finite number nor several by name.
     """
     place, name, given = arguments["place"], arguments["name"], arguments["arguments"]
     try:
@@ -58,7 +60,7 @@ def call_named(arguments: dict[str, Any]) -> float:
         _check_arguments(function, given)
     except (LookupError, ImportError, AttributeError, TypeError) as error:
         raise NoVerdict(f"{type(error).__name__}: {error}") from error
-    return finite(function(arguments["completion"], **given))
+    return number_or_names(function(arguments["completion"], **given))
 
 
 def _check_arguments(function: UserGrader, given: dict[str, Any]) -> None:
@@ -72,6 +74,15 @@ def _check_arguments(function: UserGrader, given: dict[str, Any]) -> None:
     except ValueError:  # of something built in, which does not say
         return
     signature.bind("", **given)
+
+
+def number_or_names(value: Any) -> float | dict[str, float]:
+    """The value as a reward, or as rewards by name.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    return named_rewards(value, finite) if isinstance(value, Mapping) else finite(value)
 
 
 def finite(value: Any) -> float:

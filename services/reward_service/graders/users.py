@@ -12,7 +12,7 @@ from services.observability.log import Log
 from services.observability.metrics import RewardMetrics
 from services.protocol.reward.grader import HttpGrader, PythonGrader
 from services.protocol.reward.reward_service import Score, Verdict
-from services.reward_service.graders.user_graders import NoVerdict, finite
+from services.reward_service.graders.user_graders import NoVerdict, finite, number_or_names
 from services.reward_service.grading.helper_process import CallFailed, HelperTimeout
 from services.reward_service.grading.tools import Tools
 
@@ -55,8 +55,11 @@ async def grade_python(completion: str, grader: PythonGrader, tools: Tools) -> S
     return _refused(grader, failure)
 
 
-async def _called(completion: str, grader: PythonGrader, tools: Tools) -> float:
-    """The reward of a completion.
+_Reward = float | dict[str, float]
+
+
+async def _called(completion: str, grader: PythonGrader, tools: Tools) -> _Reward:
+    """The reward of a completion, or several by name.
 
     Raises:
         _Failed: the function raised, died, took too long or returned no finite number.
@@ -70,7 +73,7 @@ async def _called(completion: str, grader: PythonGrader, tools: Tools) -> float:
         "arguments": grader.arguments,
     }
     try:
-        return finite(
+        return number_or_names(
             await tools.call_helper(_CALL, arguments, timeout_s=grader.timeout_s, of_user=True)
         )
     except HelperTimeout as late:
@@ -82,7 +85,8 @@ async def _called(completion: str, grader: PythonGrader, tools: Tools) -> float:
 
 
 async def grade_http(completion: str, grader: HttpGrader, tools: Tools) -> Score:
-    """Ask a registered endpoint: it gets `completion` and `arguments`, and answers `reward`.
+    """Ask a registered endpoint: it gets `completion` and `arguments`, and answers `reward`, or
+    `rewards` by name.
 
     One that fails is asked about the reference and then about the answer again, so that a failure
     of the endpoint is not taken for the answer's.
@@ -110,8 +114,8 @@ async def grade_http(completion: str, grader: HttpGrader, tools: Tools) -> Score
 
 async def _posted(
     url: str, completion: str, grader: HttpGrader, session: aiohttp.ClientSession
-) -> float:
-    """The reward of a completion.
+) -> _Reward:
+    """The reward of a completion, or several by name.
 
     Raises:
         _Failed: there is none.
@@ -131,18 +135,22 @@ async def _posted(
         raise _Failed(str(error) or type(error).__name__) from None
 
 
-def _reward_of(reply: bytes) -> float:
+def _reward_of(reply: bytes) -> _Reward:
     answer = json.loads(reply)
-    if not isinstance(answer, dict) or "reward" not in answer:
-        raise ValueError("its answer has no `reward`")
-    return finite(answer["reward"])
+    if isinstance(answer, dict) and "reward" in answer:
+        return finite(answer["reward"])
+    if isinstance(answer, dict) and isinstance(answer.get("rewards"), dict):
+        return number_or_names(answer["rewards"])
+    raise ValueError("its answer has no `reward`, and no `rewards` by name")
 
 
-def _rewarded(reward: float) -> Score:
+def _rewarded(reward: _Reward) -> Score:
     """Above 0 counts as accepted: what a user's number means is theirs to say."""
-    right = reward > 0
+    rewards = reward if isinstance(reward, dict) else {}
+    total = sum(rewards.values()) if isinstance(reward, dict) else reward
+    right = total > 0
     verdict = Verdict.ACCEPTED if right else Verdict.WRONG_ANSWER
-    return Score(verdict=verdict, reward=reward, passed=int(right))
+    return Score(verdict=verdict, reward=total, passed=int(right), rewards=rewards)
 
 
 def _refused(grader: PythonGrader | HttpGrader, failure: _Failed) -> Score:
@@ -153,7 +161,7 @@ def _refused(grader: PythonGrader | HttpGrader, failure: _Failed) -> Score:
         return Score.ungraded(said)
     late = failure.reason == _TIMED_OUT
     verdict = Verdict.TIME_LIMIT if late else Verdict.WRONG_ANSWER
-    return Score(verdict=verdict, reward=grader.on_failure, detail=said[:200])
+    return Score(verdict=verdict, reward=grader.on_failure, detail=said[:200], refused=True)
 
 
 def _at_fault(grader: PythonGrader, problem: object) -> Score:

@@ -13,6 +13,7 @@ from cachetools import LRUCache
 from services.protocol.reward.reward_service import Score, Verdict
 from services.reward_service.config import RewardServiceConfig
 from services.reward_service.grading.helper_process import HelperProcess
+from services.reward_service.grading.judges import Judges
 from services.reward_service.grading.test_sets import TestSets
 from services.reward_service.sandbox.language_check import LanguageCheck
 from services.reward_service.sandbox.sandbox import Sandbox
@@ -49,6 +50,7 @@ class Tools:
         cache: scores of code.
         estimates: what was learned of tests.
         test_sets: tests that jobs name by their hash.
+        judges: models that score answers.
         languages: tries each language before its first answer.
         failures_in_a_row: answers that no sandbox could be had for since the last good one.
     """
@@ -59,6 +61,7 @@ class Tools:
         self.cache = VerdictCache(config.cache_mb << 20)
         self.estimates = Estimates(_ESTIMATE_BYTES)
         self.test_sets = TestSets(max_bytes=config.test_set_mb << 20, folder=config.test_set_folder)
+        self.judges = Judges(config)
         self.languages = LanguageCheck()
         self.failures_in_a_row = 0
         own = [place.partition(":")[0] for place in config.graders.values()]

@@ -56,7 +56,7 @@ class Session:
     offer: SessionOffer | None = None
     taken: bool = False
     begun: int = 0
-    earned: float | None = None
+    earned: dict[int, float] = field(default_factory=dict)
     reward: float | None = None
     text: str | None = None
     failure: str | None = None
@@ -90,6 +90,7 @@ class Session:
             created=self.created,
             metadata=self.metadata,
             reward=self.reward,
+            turn_rewards=dict(self.earned),
             text=self.text,
             failure=self.failure,
             offer="none" if self.offer is None else "taken" if self.taken else "waiting",
@@ -244,7 +245,8 @@ class SessionStore:
         if session.state == "finished":
             message = f"the session {session.id!r} is finished: its reward is {session.reward}"
             raise RequestFailed(409, "session_finished", message, param="reward")
-        session.earned = reward + (session.earned or 0.0)
+        call = session.tree.calls
+        session.earned[call] = reward + session.earned.get(call, 0.0)
         self._use(session, now)
 
     def finish(self, session: Session, ending: SessionEnding, *, now: float, wall: float) -> None:
@@ -254,8 +256,8 @@ class SessionStore:
             RequestFailed: 409 `session_finished` with another end.
         """
         total = ending.reward
-        if session.earned is not None and ending.failure is None and ending.text is None:
-            total = session.earned + (ending.reward or 0.0)
+        if session.earned and ending.failure is None and ending.text is None:
+            total = sum(session.earned.values()) + (ending.reward or 0.0)
         if session.state == "finished":
             if ending == SessionEnding() or (total, ending.text, ending.failure) == (
                 session.reward,

@@ -42,6 +42,7 @@ class Turn:
         sampled: its own tokens.
         depth: tokens up to its end.
         turns: answers up to it, itself included.
+        number: of its call in the session, from 1.
         cut: why its call goes on from an earlier answer without its tokens, None if it does not.
     """
 
@@ -53,10 +54,11 @@ class Turn:
         parent: "Turn | None",
         kind: CallKind,
         call: "RecordedCall",
+        number: int,
     ) -> None:
         begin: int = parent.depth if parent else 0
         self.turns: int = parent.turns + 1 if parent else 1
-        self.parent, self.kind, self.put = parent, kind, put
+        self.parent, self.kind, self.put, self.number = parent, kind, put, number
         self.mark: HistoryMark = call.history.mark
         self.answer = None if choice.message is None else AnswerMark.of(choice.message)
         self.cut: CutReason | None = call.cut
@@ -107,6 +109,7 @@ class TrajectoryTree:
 
     Attributes:
         tokens: token ids kept.
+        calls: recorded.
         leaves: how many trajectories there are.
         written_out: tokens of all trajectories, common ones counted in each.
         cuts: calls that go on from an earlier answer without its tokens, by reason.
@@ -115,11 +118,12 @@ class TrajectoryTree:
     def __init__(self) -> None:
         self._turns: list[Turn] = []  # parents before children
         self._children: dict[Turn | None, list[Turn]] = {}
-        self.tokens = self.leaves = self.written_out = 0
+        self.calls = self.tokens = self.leaves = self.written_out = 0
         self.cuts: Counter[CutReason] = Counter()
 
     def record(self, call: RecordedCall) -> CallKind:
         """Add a call with at least one answer and say how it joined."""
+        self.calls += 1
         parent = self._deepest(array("i", call.prompt_token_ids))
         siblings = self._children.setdefault(parent, [])
         if parent is not None and not siblings:
@@ -140,6 +144,7 @@ class TrajectoryTree:
                 parent=parent,
                 kind=kind,
                 call=call,
+                number=self.calls,
             )
             self._turns.append(turn)
             siblings.append(turn)
@@ -262,12 +267,14 @@ def _trajectory(leaf: Turn, heirs: Mapping[Turn, Turn]) -> SessionTrajectory:
     logprobs: list[float] = []
     mask: list[int] = []
     spans: list[Span] = []
+    turns: list[tuple[int, int]] = []
     shared = 0
     for turn in path:
         put = turn.put if turn.parent else array("i")
         spans += _moved(turn.spans, len(response), len(put))
         response += [*put, *turn.sampled]
         logprobs += [*[0.0] * len(put), *turn.logprobs]
+        turns.append((len(response), turn.number))
         mine = turn.turns >= own.turns
         mask += [0] * len(put) + [int(mine)] * len(turn.sampled)
         shared = shared if mine else len(response)
@@ -282,6 +289,7 @@ def _trajectory(leaf: Turn, heirs: Mapping[Turn, Turn]) -> SessionTrajectory:
         begun_by=own.kind,
         cut=own.cut,
         calls=len(path),
+        turns=turns,
         shared_tokens=shared,
     )
 

@@ -77,7 +77,7 @@ def collate(rows: Rows, held_version: int) -> MicroBatch:
         "position": target - 1,
         "target": tokens.ids[target],
         "behaviour": tokens.logprobs[kept],
-        "advantage": rows.advantages[row],
+        "advantage": _advantages(rows)[kept],
         "weight": ~given,
         "given": given,
         "lag": np.where(given, -1, held_version - versions),
@@ -89,6 +89,14 @@ def collate(rows: Rows, held_version: int) -> MicroBatch:
         teacher=torch.from_numpy(tokens.teacher[kept]) if len(tokens.teacher) else None,
         **{name: torch.from_numpy(flat[name]).to(dtype) for name, dtype in _FLAT.items()},
     )
+
+
+def _advantages(rows: Rows) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Of each response token."""
+    tokens = rows.tokens
+    if len(tokens.turn_return):
+        return tokens.turn_return.repeat(tokens.turn_tokens)
+    return rows.advantages.repeat(tokens.answer)
 
 
 def collate_sequences(sequences: Sequence[Sequence[int]]) -> MicroBatch:

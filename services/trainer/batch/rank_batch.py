@@ -14,7 +14,7 @@ class Rows:
     """B trajectories that carry a gradient.
 
     Attributes:
-        tokens: theirs, prompts and answers.
+        tokens: theirs, prompts and answers; with credit by turn its `turn_return` are advantages.
         place: int64 `[B]`, of each in the whole batch.
         group_ids: int64 `[B]`, of their sample groups.
         indexes: int64 `[B]`, of each in its group.
@@ -82,6 +82,7 @@ class Rewards:
 
     Attributes:
         values: float64 `[S]`, penalties for length included.
+        named: float64 `[S, K]`, those that are normalised each by itself.
         sizes: int32, trajectories of each sample group.
         tokens: int64 `[S]`, tokens that may carry a gradient, as far as the trajectory alone
             decides it.
@@ -89,6 +90,7 @@ class Rewards:
     """
 
     values: NDArray[np.float64]
+    named: NDArray[np.float64]
     sizes: NDArray[np.int32]
     tokens: Ints
     given: NDArray[np.bool_]

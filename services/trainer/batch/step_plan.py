@@ -4,7 +4,7 @@ The process that leads the ranks makes it once. It imports no torch.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -16,6 +16,8 @@ from services.protocol.run.algorithm import AlgorithmConfig
 from services.protocol.train_batch import Ints, TokenRows, TrainBatch, starts, total
 from services.trainer.algorithms.advantages.advantages import batch_advantages, group_advantages
 from services.trainer.algorithms.advantages.dapo import overlong_penalty
+from services.trainer.algorithms.advantages.gdpo import gdpo_advantages
+from services.trainer.algorithms.advantages.turns import turn_advantages
 from services.trainer.batch.batching import Minibatch, PassLimits, plan_minibatches
 from services.trainer.batch.rank_batch import RankBatch, RankMinibatch, Rewards, Rows
 
@@ -36,7 +38,9 @@ class StepPlan:
         rewards: of all trajectories, and which of their tokens may be trained.
         chosen: int64 `[B]`, the trajectories that carry a gradient, in order.
         advantages: float64 `[B]`, the same for each trained token of a trajectory; where the
-            algorithm goes by token, what the whole answer earned.
+            algorithm goes by token, what the whole answer earned; with credit by turn, the mean
+            over its turns.
+        rows: of the batch, with credit by turn the advantages of turns in place of their returns.
         minibatches: indexes into `chosen`, by rank.
     """
 
@@ -45,6 +49,7 @@ class StepPlan:
     rewards: Rewards
     chosen: Ints
     advantages: NDArray[np.float64]
+    rows: TokenRows
     minibatches: tuple[Minibatch, ...]
 
     def part(self, row_group: int) -> RankBatch:
@@ -57,7 +62,7 @@ class StepPlan:
             step=self.batch.step,
             detailed=frozenset(self.batch.detailed),
             rows=Rows(
-                tokens=self.batch.rows.take(place),
+                tokens=self.rows.take(place),
                 place=place,
                 group_ids=groups[place],
                 indexes=indexes[place],
@@ -131,20 +136,29 @@ def plan_step(
         tokens = np.where(batch.truncated, 0, tokens)
     rewards = Rewards(
         values=_shaped(batch, algorithm),
+        named=batch.named,
         sizes=batch.group_sizes,
         tokens=tokens,
         given=batch.given,
     )
-    keep = tokens > 0
+    keep, rows = tokens > 0, batch.rows
+    advantages = advantages_of(rewards, algorithm)
+    if algorithm.credit == "turn":
+        rows, advantages = _by_turn(rows, rewards)
     if not algorithm.learns_from_equal_rewards:
-        keep &= _differs(rewards).repeat(batch.group_sizes) | batch.given
+        some = _differs(rewards)
+        if algorithm.credit == "turn":
+            moved = np.split(rows.turn_return != 0, starts(rows.turns)[starts(rewards.sizes)][1:-1])
+            some = np.array([bool(one.any()) for one in moved[: len(some)]], dtype=np.bool_)
+        keep &= some.repeat(batch.group_sizes) | batch.given
     chosen = np.flatnonzero(keep)
     return StepPlan(
         batch=batch,
         algorithm=algorithm,
         rewards=rewards,
         chosen=chosen,
-        advantages=advantages_of(rewards, algorithm)[chosen],
+        advantages=advantages[chosen],
+        rows=rows,
         minibatches=plan_minibatches(
             batch.rows.lengths[chosen].tolist(),
             (tokens + batch.stale_tokens)[chosen].tolist(),
@@ -163,6 +177,11 @@ def advantages_of(rewards: Rewards, algorithm: AlgorithmConfig) -> NDArray[np.fl
         return advantages
     begins = starts(rewards.sizes).tolist()
     cuts = [cut for cut in pairwise(begins) if not rewards.given[slice(*cut)].any()]
+    if algorithm.decoupled:
+        named = [rewards.named[first:last] for first, last in cuts]
+        weights = list(algorithm.decoupled.values())
+        advantages[~rewards.given] = np.concatenate([*gdpo_advantages(named, weights), []])
+        return advantages
     values, tokens = rewards.values.tolist(), rewards.tokens.tolist()
     groups = [values[first:last] for first, last in cuts]
     if algorithm.by_token:  # `credit` continues from these
@@ -174,13 +193,26 @@ def advantages_of(rewards: Rewards, algorithm: AlgorithmConfig) -> NDArray[np.fl
     return advantages
 
 
+def _by_turn(rows: TokenRows, rewards: Rewards) -> tuple[TokenRows, NDArray[np.float64]]:
+    """The rows with advantages of turns in place of returns, and the means of each row's."""
+    own = np.split(rows.turn_return, starts(rows.turns)[1:-1])
+    found: list[NDArray[np.float64]] = []
+    for first, end in pairwise(starts(rewards.sizes).tolist()):
+        given = rewards.given[first:end].any()
+        group = own[first:end]
+        found += [0.0 * one for one in group] if given else turn_advantages(group)
+    means = np.array([one.mean() for one in found])
+    return replace(rows, turn_return=np.concatenate([*found, []])), means
+
+
 def _differs(rewards: Rewards) -> NDArray[np.bool_]:
     """bool `[G]`: the rewards of a group are not all equal."""
     if not len(rewards.values):
         return np.zeros(len(rewards.sizes), dtype=np.bool_)
+    values = np.column_stack([rewards.values, rewards.named])
     begins = starts(rewards.sizes)[:-1]
-    lowest = np.minimum.reduceat(rewards.values, begins)
-    return np.asarray(lowest != np.maximum.reduceat(rewards.values, begins))
+    lowest = np.minimum.reduceat(values, begins)
+    return np.asarray((lowest != np.maximum.reduceat(values, begins)).any(axis=1))
 
 
 def _members(batch: TrainBatch) -> tuple[Ints, Ints]:

@@ -18,6 +18,9 @@ export async function group({ root, overview, here, ask }) {
   return { async update() {}, destroy() {} };
 }
 
+// An answer's named rewards, where its grader gave several.
+const names = (result, i) => Object.entries(result.named_rewards?.[i] ?? {}).map(([name, value]) => `${name} ${number(value)}`).join(", ");
+
 function bars(result) {
   const top = Math.max(1e-9, ...result.rewards.map(Math.abs));
   const far = Math.max(1e-9, ...result.advantages.map((value) => Math.abs(value ?? 0)));
@@ -25,7 +28,7 @@ function bars(result) {
   return el("div", { class: "scroll" }, el("table", { class: "bars" },
     el("thead", {}, el("tr", {}, el("th", { class: "number" }, "#"), el("th", {}, "verdict"), el("th", { class: "number" }, "reward"), el("th", {}, ""), el("th", { class: "number" }, "advantage"), el("th", {}, ""), el("th", { class: "number" }, "tokens"), el("th", { class: "number" }, "versions"))),
     el("tbody", {}, result.rewards.map((reward, i) => el("tr", {}, el("td", { class: "number" }, String(i)), el("td", {}, el("span", { class: `verdict ${reward > 0 ? "good" : "bad"}` }, result.verdicts[i])),
-      el("td", { class: "number" }, number(reward)), el("td", {}, bar(reward, top, "blue")),
+      el("td", { class: "number", title: names(result, i) }, number(reward)), el("td", {}, bar(reward, top, "blue")),
       el("td", { class: "number" }, fixed(result.advantages[i], 2)), el("td", {}, bar(result.advantages[i], far, (result.advantages[i] ?? 0) < 0 ? "red" : "green")),
       el("td", { class: "number" }, count(result.lengths[i])),
       el("td", { class: "number" }, result.oldest_versions[i] === result.newest_versions[i] ? String(result.oldest_versions[i]) : `${result.oldest_versions[i]}–${result.newest_versions[i]}`))))));

@@ -110,8 +110,9 @@ function curves({ columns, axes, evaluations }, by, meanings) {
     const own = evaluations.filter((one) => one.name === name && one.pass_at?.["1"] !== undefined);
     return { label: `pass@1, ${name}`, title: meanings.heldout_pass_rate, points: true, carry: true, format: (v) => percent(v, 1), values: placed(wide, own.map((one) => one.at[by]), own.map((one) => one.pass_at["1"])) };
   });
-  const rest = CHARTS.map(([title, names, extra]) =>
-    [title, names.filter(([name]) => columns[name]).map(([name, label]) => ({ label, title: meanings[name], values: columns[name] })), extra])
+  const named = Object.keys(columns).filter((name) => name.startsWith("rewards.")).map((name) => [name, name.slice("rewards.".length)]);
+  const rest = [["Named rewards", named, {}], ...CHARTS].map(([title, names, extra]) =>
+    [title, names.filter(([name]) => columns[name]).map(([name, label]) => ({ label, title: meanings[name.startsWith("rewards.") ? "rewards" : name], values: columns[name] })), extra])
     .filter(([, series]) => series.length)
     .map(([title, series, extra]) => chart({ title, help: series.map((one) => `${one.label}: ${one.title}`).join("\n"), x, series, xFormat, height: 150, ...extra }));
   return [chart({ title: "Reward and held-out pass rate", x: wide, series: [rewards, ...passes], height: 300, range: share, xFormat }), ...rest];
