@@ -12,12 +12,21 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "algorithms.md"
 ALGORITHMS = ROOT / "services" / "trainer" / "algorithms"
 PARTS = {
-    "Advantages": ("grpo", "dr_grpo", "rloo", "gdpo", "reinforce_plus_plus", "dapo"),
-    "Advantages by token": ("gae", "turns", "distillation"),
+    "Advantages": (
+        "grpo",
+        "dr_grpo",
+        "rloo",
+        "maxrl",
+        "lite_ppo",
+        "gdpo",
+        "reinforce_plus_plus",
+        "dapo",
+    ),
+    "Advantages by token": ("gae", "turns", "distillation", "top_entropy"),
     "Critic": ("value_loss",),
-    "Losses": ("clip", "gspo", "cispo", "reinforce", "cross_entropy", "user_loss"),
+    "Losses": ("clip", "dppo", "gspo", "cispo", "sapo", "reinforce", "cross_entropy", "user_loss"),
     "Sums": ("aggregation",),
-    "Importance corrections": ("correction",),
+    "Importance corrections": ("correction", "sequence_mask"),
     "KL": ("kl",),
     "Entropy": ("entropy",),
     "Safety": ("log_ratio",),

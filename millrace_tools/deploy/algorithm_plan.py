@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from services.protocol.run.algorithm import AlgorithmConfig
 from services.protocol.run.algorithm_preset import ALGORITHM_PRESETS
+from services.protocol.run.sequence_mask import SequenceMaskConfig
 
 
 def algorithm_figures(algorithm: AlgorithmConfig) -> Iterator[tuple[str, str]]:
@@ -12,6 +13,13 @@ def algorithm_figures(algorithm: AlgorithmConfig) -> Iterator[tuple[str, str]]:
     yield "loss", f"{algorithm.loss}, {_clip(algorithm)}, {_sum(algorithm)}"
     if algorithm.ratio_anchor == "proximal":
         yield "mismatch ratio", _mismatch(algorithm)
+    if (mask := algorithm.sequence_mask) != SequenceMaskConfig():
+        told = ", ".join(
+            f"{name} {value:g}" for name, value in mask.model_dump(exclude_defaults=True).items()
+        )
+        yield "masked answers", told
+    if algorithm.top_entropy < 1:
+        yield "tokens", f"only the {algorithm.top_entropy:.0%} with the highest entropy"
     if algorithm.overlong_limit is not None:
         limit = algorithm.overlong_limit
         begins = limit - algorithm.overlong_buffer
@@ -23,8 +31,11 @@ def algorithm_figures(algorithm: AlgorithmConfig) -> Iterator[tuple[str, str]]:
         yield "KL penalty", f"{kl.coefficient:g} x {kl.estimator}, in the {kl.where}"
     if algorithm.entropy_bonus:
         yield "entropy bonus", f"{algorithm.entropy_bonus:g}"
-    steps = f"{algorithm.minibatches} a train step"
+    steps = f"{algorithm.updates} a train step"
+    if algorithm.passes > 1:
+        steps += f" in {algorithm.passes} passes over its batch"
     warmup = f", warm-up over {algorithm.warmup_steps}" if algorithm.warmup_steps else ""
+    steps += ", Muon and AdamW" if algorithm.optimizer == "muon" else ""
     yield "optimizer steps", f"{steps}, learning rate {algorithm.learning_rate:g}{warmup}"
     if algorithm.preset is not None:
         left = ALGORITHM_PRESETS[algorithm.preset].left
@@ -37,6 +48,11 @@ def _clip(algorithm: AlgorithmConfig) -> str:
     ratio = f"ratio current/{algorithm.ratio_anchor}"
     if algorithm.loss == "clip":
         return f"{ratio} {bounds}"
+    if algorithm.loss == "dppo":
+        low, high = algorithm.clip_low, algorithm.clip_high
+        return f"{ratio}, probability from {-low:+g} to {high:+g}"
+    if algorithm.loss == "sapo":
+        return f"{ratio}, gate {algorithm.gate_positive:g} and {algorithm.gate_negative:g}"
     if algorithm.loss == "gspo":
         return f"{ratio} of whole answers {bounds}"
     if algorithm.loss == "cispo":
@@ -62,4 +78,8 @@ def _mismatch(algorithm: AlgorithmConfig) -> str:
         return "left out"
     if algorithm.mismatch_correction == "mask":
         return f"by {level}, masked outside {floor:g} to {cap:g}"
-    return f"by {level}, truncated at {cap:g}"
+    return (
+        f"by {level}, truncated to {floor:g} and {cap:g}"
+        if floor
+        else f"by {level}, truncated at {cap:g}"
+    )

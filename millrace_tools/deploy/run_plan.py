@@ -108,8 +108,8 @@ class RunPlan:
         rollout, trainer = cluster.rollout_server, cluster.trainer
         ranks, gpus = trainer.world_size, trainer.gpus_per_rank * trainer.world_size
         devices = f"{ranks} ranks on {trainer.device}" + (f" ({gpus:g} GPUs)" if gpus else "")
-        updates = self.run.algorithm.minibatches
-        rows = ceil(trajectories(self.run) / updates / trainer.row_groups)
+        updates, cut = self.run.algorithm.updates, self.run.algorithm.minibatches
+        rows = ceil(trajectories(self.run) / cut / trainer.row_groups)
         together = max(1, trainer.micro_batch_tokens // rollout.max_model_len)
         passes = f"{updates} optimizer steps, each of at most {ceil(rows / together)}"
         yield "trainer", f"{devices}, {passes} micro-batches a rank"

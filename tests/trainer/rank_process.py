@@ -99,6 +99,14 @@ class RankProcess:
         named = self._learner._policy.checkpoint_parameters()
         return {name: parameter.full_tensor().detach().numpy() for name, parameter in named}
 
+    def reference_tensors(self) -> dict[str, Any]:
+        """Of a KL reference."""
+        model = self._learner._auxiliary_models.reference.model
+        return {
+            name.removeprefix("causal."): parameter.full_tensor().numpy()
+            for name, parameter in model.named_parameters()
+        }
+
     def buffers(self) -> dict[str, Any]:
         """Of the model inside the policy."""
         named = self._learner._policy.causal.named_buffers()

@@ -1,5 +1,7 @@
 """Real FSDP2 ranks over Gloo: the result is the maths, whatever the layout."""
 
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -320,3 +322,67 @@ def test_a_token_outside_the_vocabulary_is_refused_and_the_ranks_live_on(
 def test_a_missing_model_folder_is_refused_with_its_path(rank_groups, tmp_path) -> None:
     with pytest.raises(InvalidInput, match=r"trainer\.model.*nowhere"):
         rank_groups[1].load(tmp_path / "nowhere")
+
+
+def test_in_the_second_pass_over_a_batch_the_ratio_is_to_the_start_of_the_step(
+    rank_groups, tiny_model, make_batch, make_start
+) -> None:
+    """Two passes of one step are the update of a step, and one of another whose anchor is where
+    the first began: logprobs of the start are those of the engine here."""
+    settings: dict[str, Any] = {"clip_low": 1.0, "clip_high": 9.0, "advantage": "dr_grpo"}
+    ranks, batch = rank_groups[2], make_batch(1)
+    on_policy = scored_by(ranks, tiny_model, batch)
+    once, _ = run_steps(ranks, tiny_model, make_start(**settings), [on_policy])
+    again = ranks.call("train", on_policy, 0, 2)[0]
+    expected = ranks.call("full_tensors")[0]
+    for anchor in ("behaviour", "proximal"):
+        start = make_start(passes=2, ratio_anchor=anchor, **settings)
+        (both,), weights = run_steps(ranks, tiny_model, start, [on_policy], micro_batch_tokens=60)
+        assert_same_weights(weights, expected)
+        assert both.tokens == once[0].tokens
+        steps = (once[0].metrics, again.metrics)
+        for name in ("loss", "grad_norm", "kl_behaviour", "entropy"):
+            mean = sum(one[name] for one in steps) / 2
+            assert both.metrics[name] == pytest.approx(mean, rel=1e-4, abs=1e-6), name
+    assert both.metrics["kl_proximal"] == pytest.approx(both.metrics["kl_behaviour"], rel=1e-2)
+    assert both.metrics["kl_proximal"] > 1e-5
+
+
+def scored_by(ranks: Any, model: Path, batch: GroupBatch) -> GroupBatch:
+    """The batch as the model's own engine would have scored it."""
+    ranks.load(model)
+
+    def scored(one: Any) -> Any:
+        old, prompt = one.trajectory, len(one.trajectory.prompt_token_ids)
+        found = ranks.call("logprobs", [[*old.prompt_token_ids, *old.response_token_ids]])
+        own = next(part[0] for part in found if part)[prompt - 1 :]
+        return replace(one, trajectory=replace(old, behaviour_logprobs=tuple(own)))
+
+    groups = tuple(
+        replace(group, trajectories=tuple(map(scored, group.trajectories)))
+        for group in batch.groups
+    )
+    return replace(batch, groups=groups)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_the_tokens_that_learn_are_those_of_the_highest_entropy_of_all_ranks(
+    rank_groups, tiny_model, make_batch, make_start, size
+) -> None:
+    start = make_start(top_entropy=0.2, minibatches=2)
+    batch = replace(make_batch(1), detailed=tuple(range(6)))
+    ranks = rank_groups[size]
+    ranks.load(tiny_model, micro_batch_tokens=60)
+    ranks.call("start_run", start, 0)
+    steps = ranks.call("train", batch, 0, 1)
+    plain = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float64)
+    entropies, learned = [], []
+    for detail in (one for step in steps for one in step.details):
+        one = batch.groups[detail.group_id].trajectories[detail.index].trajectory
+        ids = torch.tensor([one.prompt_token_ids + one.response_token_ids])
+        logs = plain(input_ids=ids).logits[0, :-1].log_softmax(-1)[len(one.prompt_token_ids) - 1 :]
+        entropies += (-(logs.exp() * logs).sum(-1))[list(detail.places)].tolist()
+        learned += [advantage != 0 for advantage in detail.advantages]
+    assert len(entropies) == steps[0].tokens
+    kept = sorted(entropies, reverse=True)[: math.ceil(0.2 * len(entropies))]
+    assert [one >= kept[-1] - 1e-6 for one in entropies] == learned

@@ -8,8 +8,10 @@ import torch
 from services.protocol.run.algorithm import AlgorithmConfig
 from services.trainer.algorithms.losses.clip import clipped_surrogate
 from services.trainer.algorithms.losses.correction import correct
+from services.trainer.algorithms.losses.dppo import dppo_loss
 from services.trainer.algorithms.losses.kl import kl_from_sampled
 from services.trainer.algorithms.losses.losses import policy_losses
+from services.trainer.algorithms.losses.sapo import sapo_loss
 from services.trainer.algorithms.losses.tokens import ScoredTokens
 
 
@@ -101,6 +103,61 @@ def test_truncated_weights_are_capped_and_counted() -> None:
     assert corrected.weight.tolist() == pytest.approx([2.0, 1.5, 0.1])
     assert corrected.truncated.tolist() == [1, 0, 0]
     assert corrected.masked.tolist() == [0, 0, 0]
+
+
+def test_a_weight_can_be_truncated_from_below_too() -> None:
+    ratio = torch.tensor([4.0, 1.5, 0.1], dtype=torch.float64)
+    algorithm = AlgorithmConfig(ratio_anchor="proximal", mismatch_cap=2.0, mismatch_floor=0.5)
+    corrected = correct(ratio, algorithm)
+    assert corrected.weight.tolist() == pytest.approx([2.0, 1.5, 0.5])
+    assert corrected.truncated.tolist() == [1, 0, 1]
+
+
+def test_dppo_bounds_the_change_of_a_probability_and_not_of_a_ratio() -> None:
+    # probabilities before and after: a rare token grows tenfold, a likely one loses a quarter
+    before = torch.tensor([0.01, 0.5, 0.8, 0.8, 0.01], dtype=torch.float64)
+    after = torch.tensor([0.1, 0.7, 0.6, 0.6, 0.1], dtype=torch.float64)
+    advantages = torch.tensor([1.0, 1.0, -1.0, 1.0, -1.0], dtype=torch.float64)
+    current = after.log().requires_grad_()
+    losses = dppo_loss(current, before.log(), advantages, 0.15, 0.15, 3.0)
+    losses.loss.sum().backward()
+    assert losses.loss.tolist() == pytest.approx([-10.0, 0.0, 0.0, -0.75, 3.0])
+    assert current.grad is not None
+    assert current.grad.tolist() == pytest.approx([-10.0, 0.0, 0.0, -0.75, 0.0])
+    assert losses.clipped_high.tolist() == [0, 1, 0, 0, 1]
+    assert losses.clipped_low.tolist() == [0, 0, 1, 0, 0]
+
+
+def test_the_gate_of_sapo_closes_as_a_squared_hyperbolic_secant() -> None:
+    current = ratios(1.0, 3.0, 3.0, 0.2)
+    advantages = torch.tensor([2.0, 1.0, -1.0, 1.0], dtype=torch.float64)
+    losses = sapo_loss(current, zeros(4), advantages, 1.0, 1.05)
+    losses.loss.sum().backward()
+    assert losses.loss[0].item() == pytest.approx(-4.0)  # 4 sigmoid(0) is 2
+    assert current.grad is not None
+    weights = [1.0, math.cosh(1.0) ** -2, math.cosh(1.05) ** -2, math.cosh(0.4) ** -2]
+    ratio = [1.0, 3.0, 3.0, 0.2]
+    by_hand = [-a * r * w for a, r, w in zip(advantages.tolist(), ratio, weights, strict=True)]
+    assert current.grad.tolist() == pytest.approx(by_hand)
+
+
+def test_off_policy_masking_takes_bad_answers_alone_and_counts_them() -> None:
+    # three answers of two tokens: bad and drifted, bad and near, good and drifted
+    current = torch.tensor([-3.0, -1.0] * 3, dtype=torch.float64, requires_grad=True)
+    behaviour = torch.tensor([-1.0, -1.1, -2.9, -1.0, -1.0, -1.1], dtype=torch.float64)
+    tokens = ScoredTokens(
+        current=current,
+        behaviour=behaviour,
+        advantage=torch.tensor([-1.0] * 4 + [1.0] * 2, dtype=torch.float64),
+        sequence=torch.tensor([0, 0, 1, 1, 2, 2]),
+        sequences=3,
+    )
+    losses = policy_losses(tokens, AlgorithmConfig(sequence_mask={"negative_kl": 0.5}))
+    assert losses.corrected is not None
+    assert losses.corrected.masked.tolist() == [1, 1, 0, 0, 0, 0]
+    losses.tokens.loss.sum().backward()
+    assert current.grad is not None
+    assert [one == 0 for one in current.grad.tolist()] == [True, True, *[False] * 4]
 
 
 def test_decoupled_clips_around_proximal_and_weighs_by_the_mismatch() -> None:

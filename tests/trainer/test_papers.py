@@ -199,6 +199,45 @@ def rloo(groups: Groups) -> Tensor:
     return total / answers
 
 
+def sapo(groups: Groups) -> Tensor:
+    """2511.20347: a gate for each sign of the advantage."""
+
+    def loss(one: Answer, a: float) -> Tensor:
+        tau = 1.0 if a > 0 else 1.05
+        return -a * torch.sigmoid(tau * (ratio(one) - 1)) * 4 / tau
+
+    return by_answer(compared(groups), loss)
+
+
+def maxrl(groups: Groups) -> Tensor:
+    """2602.02710: distances from the group's mean, divided by it, in PPO's surrogate."""
+    means = [np.mean([one.reward for one in group]) for group in groups]
+    pairs = [
+        (one, one.reward / mean - 1)
+        for group, mean in zip(groups, means, strict=True)
+        for one in group
+        if one.tokens and len({other.reward for other in group}) > 1
+    ]
+    return by_token(pairs, lambda one, a: surrogate(ratio(one), a, 0.2, 0.2))
+
+
+def lite_ppo(groups: Groups) -> Tensor:
+    """2508.08221: the group's mean, and the deviation of the rewards of all groups."""
+    spread = np.std([one.reward for group in groups for one in group], ddof=1)
+    pairs = [(one, a / spread) for one, a in compared(groups, spread=False)]
+    return by_token(pairs, lambda one, a: surrogate(ratio(one), a, 0.2, 0.2))
+
+
+def off_policy_masked(groups: Groups) -> Tensor:
+    """2512.02556, section 3.1: bad answers that have become unlikely count without a loss."""
+
+    def loss(one: Answer, a: float) -> Tensor:
+        drift = (one.behaviour - one.current.detach()).mean()
+        return surrogate(ratio(one), a, 0.2, 0.2) * (a >= 0 or drift <= 0.2)
+
+    return by_answer(compared(groups), loss)
+
+
 def normalised(groups: Groups, returns: Callable[[list[Answer]], list[Any]]) -> Tensor:
     """2501.03262: advantages of mean 0 and variance 1 over all tokens, in PPO's surrogate."""
     pairs = [
@@ -274,6 +313,13 @@ PAPERS: dict[str, tuple[Objective, dict[str, Any]]] = {
     ),
     "GSPO": (gspo, {"preset": "gspo", "clip_low": 0.1, "clip_high": 0.2}),
     "CISPO": (cispo, {"preset": "cispo"}),
+    "SAPO": (sapo, {"preset": "sapo"}),
+    "MaxRL": (maxrl, {"preset": "maxrl"}),
+    "Lite PPO": (lite_ppo, {"preset": "lite_ppo"}),
+    "off-policy masking": (
+        off_policy_masked,
+        {"preset": "grpo", "sequence_mask": {"negative_kl": 0.2}},
+    ),
     "RLOO": (rloo, {"preset": "rloo"}),
     "REINFORCE++": (reinforce_plus_plus, {"preset": "reinforce_plus_plus"}),
     "REINFORCE++ with KL": (

@@ -35,6 +35,23 @@ def test_every_so_many_steps_the_reference_is_the_policy_as_it_was_then(
     assert stays[3] > stays[2] > 1e-5
 
 
+def test_a_reference_that_is_mixed_is_a_moving_average_of_the_policy(
+    rank_groups, tiny_model, make_batch, make_start
+) -> None:
+    ranks, kl = rank_groups[2], {"coefficient": 0.3, "refresh_steps": 1, "refresh_mix": 0.25}
+    ranks.load(tiny_model)
+    ranks.call("start_run", make_start(preset="grpo", kl=kl), 0)
+    average = ranks.call("full_tensors")[0]
+    for step in (1, 2):
+        steps(ranks, make_batch, (step,))
+        policy = ranks.call("full_tensors")[0]
+        average = {name: 0.75 * one + 0.25 * policy[name] for name, one in average.items()}
+    reference = ranks.call("reference_tensors")[0]
+    assert reference.keys() == average.keys()
+    for name, one in average.items():
+        assert reference[name] == pytest.approx(one, abs=1e-6), name
+
+
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_refreshed_reference_goes_on_from_a_checkpoint(
     rank_groups, tiny_model, make_batch, make_start, size

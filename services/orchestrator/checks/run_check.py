@@ -120,7 +120,7 @@ def trajectories(run: RunConfig) -> int:
 
 def _of_algorithm(run: RunConfig) -> Iterator[InvalidInput]:
     algorithm, longest = run.algorithm, run.sampling.max_tokens
-    updates = run.steps * algorithm.minibatches
+    updates = run.steps * algorithm.updates
     if algorithm.warmup_steps >= updates:
         fix = f"The run has {updates} optimizer steps, so its rate is never reached: fewer."
         yield InvalidInput("algorithm.warmup_steps", algorithm.warmup_steps, fix)

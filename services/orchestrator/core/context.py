@@ -81,5 +81,5 @@ class RunContext:
             algorithm=self.run.algorithm,
             temperature=self.run.sampling.temperature,
             seed=self.run.seed,
-            updates=self.run.steps * self.run.algorithm.minibatches,
+            updates=self.run.steps * self.run.algorithm.updates,
         )

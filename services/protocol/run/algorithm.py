@@ -7,15 +7,17 @@ from pydantic import Field, field_validator, model_validator
 from services.protocol.reward.named_rewards import MAX_NAMES, RewardName
 from services.protocol.run.algorithm_preset import PresetName, fill_in_algorithm
 from services.protocol.run.distillation import DistillationConfig
+from services.protocol.run.sequence_mask import SequenceMaskConfig
 from services.protocol.strict import StrictModel, nearest
 
 AdvantageKind = Literal[
-    "grpo", "dr_grpo", "rloo", "gdpo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae"
-]
+    "grpo", "dr_grpo", "rloo", "maxrl", "lite_ppo", "gdpo",
+    "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae",
+]  # fmt: skip
 
 Weight = Annotated[float, Field(allow_inf_nan=False)]
 
-LOSSES = ("clip", "gspo", "cispo", "reinforce")
+LOSSES = ("clip", "dppo", "gspo", "cispo", "sapo", "reinforce")
 """Losses that are built in."""
 
 
@@ -30,6 +32,8 @@ class KlConfig(StrictModel):
         refresh_steps: every so many train steps the reference becomes a copy of the policy
             (ProRL, arXiv 2505.24864, section 3.2); None: it stays the model that the run
             began with.
+        refresh_mix: share of the policy in it then, the rest being the reference as it was: a
+            moving average (TR-DPO's soft update, arXiv 2404.09656, section 3); 1 for a copy.
     """
 
     coefficient: float = Field(default=0.0, ge=0)
@@ -37,6 +41,7 @@ class KlConfig(StrictModel):
     where: Literal["loss", "reward"] = "loss"
     weighted: bool = False
     refresh_steps: int | None = Field(default=None, ge=1)
+    refresh_mix: float = Field(default=1.0, gt=0, le=1)
 
     @model_validator(mode="after")
     def _refuse_what_would_not_hold_it(self) -> Self:
@@ -44,6 +49,8 @@ class KlConfig(StrictModel):
             raise ValueError("weighted needs where: loss")
         if self.refresh_steps is not None and not self.coefficient:
             raise ValueError("refresh_steps needs a coefficient above 0: else nothing refers to it")
+        if self.refresh_mix != 1 and self.refresh_steps is None:
+            raise ValueError("refresh_mix needs refresh_steps, 1 for an average of every step")
         if (self.estimator, self.where, self.weighted) == ("k1", "loss", False):
             raise ValueError(
                 "the gradient of k1 in the loss is zero in expectation; use k2 or k3, "
@@ -104,27 +111,34 @@ class AlgorithmConfig(StrictModel):
         credit: `episode` gives all tokens of an answer its reward, `turn` those of each turn the
             sum of the rewards from that turn on, normalised in the group; for `grpo` only.
         advantage: `grpo` divides by the group's standard deviation, `dr_grpo` does not,
-            `rloo` takes the mean of the others, `gdpo` does what `grpo` does for each of the
-            named `rewards`, and then divides over the batch; `reinforce_plus_plus` normalises
-            over the batch, its `_baseline` variant after subtracting the group's mean; `gae` asks a
+            `rloo` takes the mean of the others, `maxrl` divides by the mean, `lite_ppo` by the
+            deviation of the whole batch, `gdpo` does what `grpo` does for each of the named
+            `rewards`, and then divides over the batch; `reinforce_plus_plus` normalises over the
+            batch, its `_baseline` variant after subtracting the group's mean; `gae` asks a
             critic for each token.
-        loss: `clip` (PPO's surrogate), `gspo`, `cispo`, `reinforce`, or the user's own as
-            `file.py:function` or `module:function`.
+        loss: `clip` (PPO's surrogate), `dppo`, `gspo`, `cispo`, `sapo`, `reinforce`, or the
+            user's own as `file.py:function` or `module:function`.
         aggregation: `token_mean` divides by all tokens, `sequence_mean` averages each
             answer first, `fixed_length` divides by answers times `fixed_length`.
         fixed_length: tokens, for `fixed_length` only.
         ratio_anchor: `behaviour` clips the ratio current/behaviour; `proximal` is decoupled
             PPO: clips current/proximal and weights by the mismatch ratio, corrected.
-        clip_low: lower clip distance.
+        clip_low: lower clip distance; for `dppo` of the token's probability, else of the ratio.
         clip_high: upper clip distance.
-        dual_clip: for `clip` only: ratio above which a token with a negative advantage has no
-            gradient, which PPO's clip leaves unbounded there; None for no such bound.
+        dual_clip: for `clip` and `dppo` only: ratio above which a token with a negative advantage
+            has no gradient, which both leave unbounded there; None for no such bound.
+        gate_positive: for `sapo` only: how steeply its gate closes where the advantage is
+            positive.
+        gate_negative: the same where it is not.
+        top_entropy: share of the batch's trained tokens that learn from their advantage: those
+            with the highest entropy before the step (arXiv 2506.01939, section 5); 1 for all.
         mismatch_correction: for `proximal` only: `truncate` the mismatch ratio at the cap,
             `mask` what lies outside floor and cap, or `none` to leave the ratio out.
         mismatch_level: of the mismatch ratio: `token`, `sequence` (its product over the
             answer) or `geometric` (its geometric mean over the answer).
-        mismatch_floor: lower bound of the mismatch ratio, for `mask` only.
+        mismatch_floor: lower bound of the mismatch ratio, for `truncate` and `mask`.
         mismatch_cap: upper bound of the mismatch ratio, for `proximal` only.
+        sequence_mask: answers that are left out of the loss as too far from the policy.
         mask_truncated: leave answers that hit the length limit out of the loss (DAPO's
             overlong filtering); they still count for their group's statistics.
         least_graded: share of a group's trajectories that must have a reward; a group with fewer
@@ -141,14 +155,19 @@ class AlgorithmConfig(StrictModel):
         gamma: discount per token, for `gae` and the `reinforce_plus_plus` kinds.
         gae_lambda: for `gae`: 0 trusts the critic, 1 the rewards.
         critic: how it learns, for `gae`.
-        minibatches: optimizer steps per train step.
-        learning_rate: AdamW's.
+        minibatches: optimizer steps per pass over a train batch.
+        passes: how often a train step goes over its batch, in the same minibatches; advantages,
+            proximal logprobs and values are those of before the first.
+        optimizer: `adamw`, or `muon` for the matrices of the policy's decoder layers, and AdamW for
+            the rest of it and for a critic; not with an adapter, 8-bit moments or an offload.
+        momentum: Muon's, for `muon` only.
+        learning_rate: AdamW's, and Muon's, whose step is scaled to suit it.
         warmup_steps: optimizer steps over which the rate rises linearly from 0.
         decay: how the rate falls until the run's last update; `none` keeps it.
         decay_steps: of the last so many optimizer steps, which makes it warm-up, stable, decay;
             None: from the end of the warm-up on.
         decay_to: share of `learning_rate` that would be left after the last update.
-        weight_decay: AdamW's.
+        weight_decay: AdamW's and Muon's.
         beta1: AdamW's decay of the mean of gradients, of policy and critic.
         beta2: AdamW's decay of the mean of their squares.
         epsilon: what AdamW adds to the root of the latter.
@@ -166,10 +185,14 @@ class AlgorithmConfig(StrictModel):
     clip_low: float = Field(default=0.2, gt=0, le=1)
     clip_high: float = Field(default=0.28, gt=0)
     dual_clip: float | None = Field(default=3.0, gt=1)
+    gate_positive: float = Field(default=1.0, gt=0)
+    gate_negative: float = Field(default=1.05, gt=0)
+    top_entropy: float = Field(default=1.0, gt=0, le=1)
     mismatch_correction: Literal["truncate", "mask", "none"] = "truncate"
     mismatch_level: Literal["token", "sequence", "geometric"] = "token"
     mismatch_floor: float = Field(default=0.0, ge=0, le=1)
     mismatch_cap: float = Field(default=2.0, ge=1)
+    sequence_mask: SequenceMaskConfig = SequenceMaskConfig()
     mask_truncated: bool = False
     least_graded: float = Field(default=0.5, ge=0, le=1)
     overlong_limit: int | None = Field(default=None, ge=1)
@@ -183,6 +206,9 @@ class AlgorithmConfig(StrictModel):
     gae_lambda: float = Field(default=0.95, ge=0, le=1)
     critic: CriticConfig = CriticConfig()
     minibatches: int = Field(default=1, ge=1, le=64)
+    passes: int = Field(default=1, ge=1, le=64)
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    momentum: float = Field(default=0.95, ge=0, lt=1)
     learning_rate: float = Field(default=1e-6, gt=0, le=1)
     warmup_steps: int = Field(default=0, ge=0)
     decay: Literal["none", "linear", "cosine"] = "none"
@@ -223,15 +249,26 @@ class AlgorithmConfig(StrictModel):
                 "mismatch_* need ratio_anchor: proximal; around the behaviour policy the ratio "
                 "already holds the whole correction"
             )
-        if self.loss == "reinforce" and self.minibatches > 1:
+        if self.sequence_mask.geometric and self.ratio_anchor != "proximal":
+            raise ValueError("sequence_mask.geometric_* need ratio_anchor: proximal")
+        if self.loss == "reinforce" and self.updates > 1:
             raise ValueError(
                 "reinforce has no ratio: updates after the first would train on answers of other "
-                "weights as if they were their own; use minibatches: 1, or loss: clip"
+                "weights as if they were their own; use minibatches: 1 and passes: 1, or loss: clip"
+            )
+        if self.momentum != 0.95 and self.optimizer != "muon":
+            raise ValueError("momentum needs optimizer: muon")
+        if self.loss != "sapo" and (self.gate_positive, self.gate_negative) != (1.0, 1.05):
+            raise ValueError("gate_positive and gate_negative need loss: sapo")
+        if self.advantage == "maxrl" and (self.overlong_limit is not None or self.kl.in_reward):
+            raise ValueError(
+                "maxrl divides by the mean reward, which a penalty could make negative; leave "
+                "overlong_limit out, and use kl.where: loss"
             )
         if self.decay == "none" and (self.decay_steps is not None or self.decay_to):
             raise ValueError("decay_steps and decay_to need a decay: linear or cosine")
-        if self.mismatch_floor and self.mismatch_correction != "mask":
-            raise ValueError("mismatch_floor needs mismatch_correction: mask")
+        if self.mismatch_floor and self.mismatch_correction == "none":
+            raise ValueError("mismatch_floor needs mismatch_correction: truncate or mask")
         if self.overlong_buffer > (self.overlong_limit or 0):
             raise ValueError("overlong_buffer must be at most overlong_limit")
         if self.gamma != 1 and not self.by_token:
@@ -273,6 +310,11 @@ class AlgorithmConfig(StrictModel):
         """Weights of the rewards that are normalised each by itself; empty for a single reward."""
         gdpo = self.advantage == "gdpo"
         return {name: weight for name, weight in self.rewards.items() if weight and gdpo}
+
+    @property
+    def updates(self) -> int:
+        """Optimizer steps per train step."""
+        return self.minibatches * self.passes
 
     @property
     def by_token(self) -> bool:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from services.protocol.run.schedule import may_be_stale
 
 PresetName = Literal[
-    "grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo",
+    "grpo", "dr_grpo", "dapo", "dppo", "gspo", "cispo", "sapo", "rloo", "maxrl", "lite_ppo",
     "reinforce_plus_plus", "reinforce_plus_plus_baseline", "ppo"
 ]  # fmt: skip
 _PPO_CLIP = {"clip_low": 0.2, "clip_high": 0.2}
@@ -51,6 +51,10 @@ ALGORITHM_PRESETS: dict[str, AlgorithmPreset] = {
         left="batch size, `minibatches: 16` and learning rate; overlong filtering "
         "(`mask_truncated`), which would hide the answers that the overlong penalty punishes",
     ),
+    "dppo": AlgorithmPreset(
+        keys={"loss": "dppo", "clip_low": 0.15, "clip_high": 0.15},
+        left="batch size, minibatches and learning rate",
+    ),
     "gspo": AlgorithmPreset(
         keys={"loss": "gspo", "clip_low": 3e-4, "clip_high": 4e-4, "aggregation": "sequence_mean"},
         left="batch size, `minibatches: 4` and learning rate",
@@ -59,6 +63,10 @@ ALGORITHM_PRESETS: dict[str, AlgorithmPreset] = {
         keys={"loss": "cispo", "clip_low": 1.0, "clip_high": 4.0, "aggregation": "token_mean"},
         left="DAPO's `schedule.dynamic_sampling` and length penalty (`overlong_limit`, "
         "`overlong_buffer`), which the paper uses as well; it does not publish its `clip_high`",
+    ),
+    "sapo": AlgorithmPreset(
+        keys={"loss": "sapo", "aggregation": "sequence_mean"},
+        left="batch size, minibatches and learning rate",
     ),
     "rloo": AlgorithmPreset(
         keys={
@@ -69,6 +77,14 @@ ALGORITHM_PRESETS: dict[str, AlgorithmPreset] = {
         },
         of_stale={"ratio_anchor": "proximal"},
         left="the KL penalty in the reward: `kl: {where: reward, estimator: k1, coefficient: ...}`",
+    ),
+    "maxrl": AlgorithmPreset(
+        keys={**_PPO_CLIP, "advantage": "maxrl"},
+        left="rewards of 0 and 1, large groups, batch size, minibatches and learning rate",
+    ),
+    "lite_ppo": AlgorithmPreset(
+        keys={**_PPO_CLIP, "advantage": "lite_ppo", "aggregation": "token_mean"},
+        left="batch size, minibatches and learning rate",
     ),
     "reinforce_plus_plus": AlgorithmPreset(
         keys={**_PPO_CLIP, "advantage": "reinforce_plus_plus"},
@@ -81,8 +97,7 @@ ALGORITHM_PRESETS: dict[str, AlgorithmPreset] = {
     ),
     "ppo": AlgorithmPreset(
         keys={**_PPO_CLIP, "advantage": "gae", "aggregation": "token_mean"},
-        left="several epochs over a batch: each answer is trained once, in one of `minibatches`; "
-        "`entropy_bonus` and `kl`",
+        left="several epochs over a batch (`passes`), `minibatches`, `entropy_bonus` and `kl`",
     ),
 }
 

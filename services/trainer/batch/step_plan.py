@@ -243,6 +243,10 @@ def _check(
         fix = f"A group needs {needed} trajectories for advantage {algorithm.advantage}."
         name = f"batch.groups[{batch.group_ids[small[0]]}]"
         raise InvalidInput(name, int(batch.group_sizes[small[0]]), fix)
+    negative = np.flatnonzero(batch.rewards < 0)
+    if algorithm.advantage == "maxrl" and len(negative):
+        fix = "advantage maxrl divides by the mean reward: none may be negative."
+        raise InvalidInput(field(negative[0]), float(batch.rewards[negative[0]]), fix)
     empty = np.flatnonzero(rows.prompt == 0)
     if len(empty):
         raise InvalidInput(field(empty[0]), "an empty prompt", "A prompt needs at least one token.")

@@ -151,6 +151,11 @@ class Policy(nn.Module):
         """What an optimizer is to change: the adapter's parameters if there is one, else all."""
         return [parameter for parameter in self.parameters() if parameter.requires_grad]
 
+    def trained_matrices(self) -> list[nn.Parameter]:
+        """Those of the decoder layers that have two dimensions, without stacks of experts."""
+        layers = decoder_layers(self.causal).parameters()
+        return [one for one in layers if one.requires_grad and one.ndim == 2]
+
     @property
     def model_type(self) -> str:
         """Transformers' name of the architecture."""

@@ -35,9 +35,10 @@ from services.trainer.snapshot.exporter import WeightExporter
 from services.trainer.step.auxiliary_models import AuxiliaryModels
 from services.trainer.step.balance import check_balance
 from services.trainer.step.model_flops import peak_flops
+from services.trainer.step.muon import refuse_muon
 from services.trainer.step.profiler import StepProfiler
 from services.trainer.step.step import TrainStep
-from services.trainer.step.update import eight_bit_adamw, make_adamw
+from services.trainer.step.update import eight_bit_adamw, make_optimizer
 
 
 class Learner:
@@ -109,10 +110,12 @@ class Learner:
         the initial weights, and take a snapshot.
 
         Raises:
-            InvalidInput: the user's own loss cannot be used, or there are checkpoints and none
-                is good.
+            InvalidInput: the user's own loss cannot be used, the optimizer does not go with the
+                trainer's settings, or there are checkpoints and none is good.
         """
         self._user_loss = load_user_loss(start.algorithm, allowed=self._config.user_losses)
+        if start.algorithm.optimizer == "muon":
+            refuse_muon(self._config)
         check_memory(self._config, start.algorithm)
         check_balance(self._policy, start.algorithm.router_aux_loss_coef)
         self._profiler.drop()
@@ -298,13 +301,7 @@ class Learner:
             raise InvalidInput(field, wrong, f"Token ids of this model are 0 to {limit - 1}.")
 
     def _make_optimizer(self) -> torch.optim.Optimizer:
-        optimizer = make_adamw(
-            self._policy.trained_parameters(),
-            self._config,
-            self._algorithm,
-            learning_rate=self._algorithm.learning_rate,
-            weight_decay=self._algorithm.weight_decay,
-        )
+        optimizer = make_optimizer(self._policy, self._config, self._algorithm)
         exporter = self._exporter  # a hook that held the learner would keep it alive in a circle
         optimizer.register_step_pre_hook(lambda *_: exporter.let_weights_change())
         return optimizer

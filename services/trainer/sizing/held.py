@@ -24,8 +24,11 @@ def shard_of_gradients(training: Training) -> float:
 
 
 def shard_of_moments(training: Training) -> float:
-    """AdamW's two moments of this rank's shard."""
-    return 2 * moment_size(training) * training.trained / training.shards
+    """AdamW's two moments of this rank's shard; Muon has one for each of its matrices."""
+    moments = 2 * training.trained
+    if training.algorithm.optimizer == "muon":
+        moments -= training.shape.matrix_parameters
+    return moment_size(training) * moments / training.shards
 
 
 def moment_size(training: Training) -> float:

@@ -103,6 +103,11 @@ class ModelShape:
         return self.layer_parameters - self.expert_parameters
 
     @property
+    def matrix_parameters(self) -> int:
+        """Weights of all decoder layers but their experts', which are stacks of matrices."""
+        return self.layers * self.unit_parameters
+
+    @property
     def embedding_parameters(self) -> int:
         """Weights of embedding and output layer."""
         return (1 if self.tied else 2) * self.vocabulary * self.hidden

@@ -20,9 +20,9 @@ from services.trainer.step.critic import Critic
 class Reference:
     """The model that a KL penalty holds the policy to. Collective.
 
-    It is the model as the run began, or the policy at the last refresh. Under a LoRA adapter it
-    is the policy with the adapter turned off, which takes no memory; else it is a sharded model
-    without gradients or an optimizer.
+    It is the model as the run began, the policy at the last refresh, or a moving average of it.
+    Under a LoRA adapter it is the policy with the adapter turned off, which takes no memory; else
+    it is a sharded model without gradients or an optimizer.
 
     Attributes:
         model: the sharded model; None under an adapter.
@@ -57,12 +57,14 @@ class AuxiliaryModels:
 
     Attributes:
         reference: with a KL penalty.
-        refresh_steps: train steps after which the reference becomes the policy, 0 for never.
+        refresh_steps: train steps after which the reference is refreshed, 0 for never.
+        refresh_mix: share of the policy in it then.
         critic: with `advantage: gae`.
     """
 
     reference: Reference | None = None
     refresh_steps: int = 0
+    refresh_mix: float = 1.0
     critic: Critic | None = None
 
     @classmethod
@@ -84,7 +86,12 @@ class AuxiliaryModels:
             reference = Reference(config, mesh, context_group)
         if algorithm.has_critic:
             critic = Critic(algorithm, config, mesh, context_group)
-        return cls(reference=reference, refresh_steps=refresh_steps, critic=critic)
+        return cls(
+            reference=reference,
+            refresh_steps=refresh_steps,
+            refresh_mix=algorithm.kl.refresh_mix,
+            critic=critic,
+        )
 
     @property
     def _refreshed(self) -> Policy | None:
@@ -93,7 +100,7 @@ class AuxiliaryModels:
     def follow(self, step: int, policy: Policy) -> None:
         """Train step `step` has changed the policy."""
         if self._refreshed is not None and step % self.refresh_steps == 0:
-            _copy(policy, self._refreshed)
+            _mix(policy, self._refreshed, self.refresh_mix)
 
     def parts(self) -> dict[str, Part]:
         """The parts of a checkpoint: a reference that is never refreshed can be loaded again."""
@@ -135,9 +142,12 @@ def _refresh_steps(kl: KlConfig, config: TrainerConfig) -> int:
 
 
 @torch.no_grad()
-def _copy(policy: Policy, to: Policy) -> None:
-    """Make `to` equal to the policy as it is now: each rank copies its own shards."""
-    to.reshard_all()
+def _mix(policy: Policy, into: Policy, share: float) -> None:
+    """Move `into` by a share of the way to the policy as it is now: each rank its own shards."""
+    into.reshard_all()
     policy.reshard_all()
-    for held, newer in zip(to.parameters(), policy.parameters(), strict=True):
-        held.copy_(newer)
+    for held, newer in zip(into.parameters(), policy.parameters(), strict=True):
+        if share == 1:
+            held.copy_(newer)
+        else:
+            held.lerp_(newer, share)

@@ -1,4 +1,4 @@
-"""Credit assignment: advantages that depend on a critic, a discount or a KL penalty."""
+"""Credit assignment: advantages that depend on a critic, a discount, a penalty or entropies."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +12,7 @@ from services.protocol.run.distillation import DistillationConfig
 from services.trainer.algorithms.advantages.distillation import distillation_advantage
 from services.trainer.algorithms.advantages.gae import gae
 from services.trainer.algorithms.advantages.reinforce_plus_plus import VARIANCE_FLOOR
+from services.trainer.algorithms.advantages.top_entropy import of_high_entropy
 from services.trainer.algorithms.losses.kl import kl_in_reward
 from services.trainer.batch.collate import MicroBatch
 from services.trainer.batch.rank_batch import Rewards, Rows
@@ -28,6 +29,7 @@ class Prepared:
         rows: that it is made of.
         micro: as collated, with its advantages.
         proximal: `[N]`, proximal logprobs, where the algorithm wants them.
+        entropy: `[N]`, of the policy before the first update, where tokens are chosen by it.
         reference: `[N]`, reference logprobs, where there is a reference.
         kl_penalty: `[N]`, what a KL penalty takes from the reward of each token.
         values: `[N]`, the critic's, where there is one.
@@ -37,6 +39,7 @@ class Prepared:
     rows: Rows
     micro: MicroBatch
     proximal: Tensor | None = None
+    entropy: Tensor | None = None
     reference: Tensor | None = None
     kl_penalty: Tensor | None = None
     values: Tensor | None = None
@@ -55,6 +58,12 @@ class Prepared:
     def acted(self) -> Tensor:
         """`[N]`, logprobs of the policy that sampled, as which the ratio's anchor is taken."""
         return self.micro.behaviour if self.proximal is None else self.proximal
+
+    @property
+    def scored_entropy(self) -> Tensor:
+        """`entropy`, which rounding can make a little negative, at least 0."""
+        assert self.entropy is not None, "it is scored where tokens are chosen by it"
+        return self.entropy.float().clamp(min=0.0)
 
     def learned(self) -> tuple[Tensor, Tensor]:
         """Values and returns, which there are with a critic."""
@@ -92,6 +101,8 @@ def assign_credit(
     if algorithm.distillation is not None:
         taught = algorithm.distillation
         work = [[_taught(one, taught) for one in several] for several in work]
+    if algorithm.top_entropy < 1:
+        work = _of_high_entropy(work, algorithm.top_entropy)
     return work
 
 
@@ -173,6 +184,34 @@ def _normalised(work: Work) -> Work:
         return replace(one, micro=replace(one.micro, advantage=advantage))
 
     return [[normal(one) for one in several] for several in work]
+
+
+def _of_high_entropy(work: Work, share: float) -> Work:
+    """The same with an advantage for the `share` of all ranks' trained tokens alone that has the
+    highest entropy, whatever the ranks and micro-batches."""
+    trained = [one.scored_entropy[one.micro.weight > 0] for several in work for one in several]
+    threshold = _largest_with(torch.cat([*trained, torch.zeros(0)]), share)
+
+    def chosen(one: Prepared) -> Prepared:
+        advantage = of_high_entropy(one.micro.advantage, one.scored_entropy, threshold)
+        return replace(one, micro=replace(one.micro, advantage=advantage))
+
+    return [[chosen(one) for one in several] for several in work]
+
+
+def _largest_with(values: Tensor, share: float) -> float:
+    """The largest float32 that a `share` of all ranks' `values` reaches, none negative. Collective.
+
+    Such floats are ordered as their bits are, which are found one by one, by counts alone: ranks
+    need not send each other their values.
+    """
+    bits = values.view(torch.int32)
+    wanted = share * _all_sum(torch.tensor(len(bits))).item()
+    found = 0
+    for place in reversed(range(31)):
+        if _all_sum((bits >= found + (1 << place)).sum()).item() >= wanted:
+            found += 1 << place
+    return torch.tensor(found, dtype=torch.int32).view(torch.float32).item()
 
 
 def _all_sum(values: Tensor) -> Tensor:

@@ -138,13 +138,16 @@ class CriticDiagnostics:
         else:
             self._norms.append(norm)
 
-    def reduce(self, *, counts: bool) -> dict[str, float]:
-        """Metrics over all ranks that count, the same on each; see docs/diagnostics.md."""
+    def reduce(self, passes: int, *, counts: bool) -> dict[str, float]:
+        """Metrics over all ranks that count and all `passes` over the batch, the same on each; see
+        docs/diagnostics.md."""
         stacked = torch.stack(list(self._sums.values())) * counts
         dist.all_reduce(stacked)
         sums = dict(zip(self._sums, stacked.tolist(), strict=True))
         tokens = max(sums["tokens"], 1.0)
         means = {name: total / tokens for name, total in sums.items()}
+        for name in ("value_loss", "value_clip_fraction"):
+            means[name] /= passes
         spread = means["return_square"] - means["return_mean"] ** 2
         unexplained = means["error_square"] - means["error"] ** 2
         return {

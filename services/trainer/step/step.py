@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.distributed as dist
@@ -95,13 +95,13 @@ class TrainStep:
         self._clock = {"forward_backward": 0.0, "optimizer": 0.0}
         self._diagnostics, self._values = StepDiagnostics(device), CriticDiagnostics(device)
         self._balance = ExpertBalance(policy, run.algorithm.router_aux_loss_coef, device)
-        self._updates = _Updates()
+        self._updates, self._in_a_pass = _Updates(), 0
         self._model_flops, self._flops = ModelFlops.of(policy), 0.0
         self._detailed: frozenset[int] = frozenset()
         self._details: list[TokenDetail] = []
 
     def run(self, batch: RankBatch, held_version: int, optimizer_steps: int) -> StepOutcome:
-        """Train on the minibatches in order.
+        """Train on the minibatches in order, in each pass over the batch.
 
         Args:
             batch: this rank's part.
@@ -116,12 +116,15 @@ class TrainStep:
             self._values.add_start(work)
         self._clock["forward_backward"] += time.perf_counter() - started
         self._updates.held_back = batch.step <= self._algorithm.critic.warmup_steps
-        for index, (minibatch, micros) in enumerate(zip(batch.minibatches, work, strict=True)):
-            bad = self._accumulate(minibatch, micros, first=index == 0)
+        self._in_a_pass = len(work)
+        for number in range(self._algorithm.passes * len(work)):
+            index = number % len(work)
+            minibatch = batch.minibatches[index]
+            bad = self._accumulate(minibatch, work[index], number)
             if not self._update(optimizer_steps + self._updates.made, bad):
-                self._blame(micros, bad)
+                self._blame(work[index], bad)
             if self._auxiliary_models.critic is not None:
-                self._update_critic(self._auxiliary_models.critic, minibatch, micros)
+                self._update_critic(self._auxiliary_models.critic, minibatch, work[index])
         return self._outcome(batch.minibatches)
 
     def _prepare(self, batch: RankBatch, held_version: int) -> list[list[Prepared]]:
@@ -139,14 +142,17 @@ class TrainStep:
         """Collate rows, and score them before the first update where the algorithm wants it."""
         held = collate(rows, held_version)
         micro = held.to(self._device)
-        proximal = reference = None
+        proximal = reference = entropy = None
         # The first minibatch's forward pass for the loss is its proximal pass as well: no
         # update comes before it.
-        scored_before = not first or self._algorithm.kl.in_reward
-        if self._algorithm.ratio_anchor == "proximal" and scored_before:
+        anchored = self._algorithm.ratio_anchor == "proximal"
+        by_entropy = self._algorithm.top_entropy < 1
+        if by_entropy or (anchored and (not first or self._algorithm.kl.in_reward)):
+            wanted: Entropy = "value" if by_entropy else "none"
             with torch.no_grad():
-                proximal = self._policy(micro, self._temperature)[0]
-            self._diagnostics.note_mismatch(micro, proximal)
+                scored, entropy = self._policy(micro, self._temperature, wanted)
+            self._diagnostics.note_mismatch(micro, scored)
+            proximal = scored if anchored else None
         if self._auxiliary_models.reference is not None:
             reference = self._auxiliary_models.reference.logprobs(
                 micro, self._temperature, self._policy
@@ -156,14 +162,15 @@ class TrainStep:
             rows=rows,
             micro=held,
             proximal=proximal,
+            entropy=entropy,
             reference=reference,
             values=critic.values(micro) if critic is not None else None,
         ).to(torch.device("cpu"))
 
     def _accumulate(
-        self, minibatch: RankMinibatch, work: Sequence[Prepared], *, first: bool
+        self, minibatch: RankMinibatch, work: list[Prepared], number: int
     ) -> list[Tensor]:
-        """Forward and backward over the micro-batches of one minibatch.
+        """Forward and backward over the micro-batches of one minibatch, for update `number`.
 
         FSDP averages gradients over ranks; with the loss divided by the minibatch's global
         denominator and multiplied by the world size, that average is the exact quotient. Ranks
@@ -173,9 +180,10 @@ class TrainStep:
             For each micro-batch the rows of tokens whose loss was not finite.
         """
         started = time.perf_counter()
-        # A proximal pass has taken the mismatch before any update; without one, only the
+        # A pass before has taken the mismatch before any update; without one, only the
         # first minibatch still sees the weights of the step's start.
-        note = first and not any(one.proximal is not None for one in work)
+        before = any(one.proximal is not None or one.entropy is not None for one in work)
+        note = number == 0 and not before
         counted = denominator(minibatch.tokens, minibatch.sequences, self._algorithm)
         scale = self._world_size / max(counted, 1)  # 0 where all answers are given
         of_given = self._world_size * self._algorithm.cross_entropy.coefficient
@@ -191,6 +199,9 @@ class TrainStep:
             current, entropy = self._balance.score(micro, self._temperature, wanted)
             current.retain_grad()
             tokens = _scored(prepared, current, entropy, self._algorithm)
+            if tokens.proximal is not None and held.proximal is None:
+                # A later pass over this minibatch has the same one.
+                work[index] = replace(held, proximal=tokens.proximal.cpu())
             losses = policy_losses(tokens, self._algorithm, self._user_loss)
             shares = token_shares(
                 micro.weight, micro.row, micro.sampled, self._algorithm.aggregation
@@ -203,7 +214,8 @@ class TrainStep:
                 self._diagnostics.note_slopes(current.grad)
             if note:
                 self._diagnostics.note_mismatch(micro, current)
-            self._details += token_details(prepared, current, self._detailed)
+            if number < self._in_a_pass:
+                self._details += token_details(prepared, current, self._detailed)
             penalty = losses.kl_penalty if prepared.kl_penalty is None else prepared.kl_penalty
             self._diagnostics.add(micro, tokens, losses, shares, penalty)
             bad.append(micro.row[~losses.tokens.loss.detach().isfinite()])
@@ -250,7 +262,8 @@ class TrainStep:
         self._updates.skipped_groups |= found or everything
 
     def _outcome(self, minibatches: Sequence[RankMinibatch]) -> StepOutcome:
-        divisor = denominator(
+        passes = self._algorithm.passes
+        divisor = passes * denominator(
             sum(minibatch.tokens for minibatch in minibatches),
             sum(minibatch.sequences for minibatch in minibatches),
             self._algorithm,
@@ -258,14 +271,14 @@ class TrainStep:
         counts = self._context_group.leads
         tokens, metrics = self._diagnostics.reduce(divisor, counts=counts)
         norms, skipped = self._updates.gradient_norms, self._updates.skipped
-        metrics |= self._balance.reduce(len(minibatches))
+        metrics |= self._balance.reduce(passes * len(minibatches))
         metrics["grad_norm"] = sum(norms) / len(norms) if norms else 0.0
         metrics["learning_rate"] = self._optimizer.param_groups[0]["lr"]
         metrics["skipped_updates"] = float(skipped)
         if self._auxiliary_models.critic is not None:
-            metrics |= self._values.reduce(counts=counts)
+            metrics |= self._values.reduce(passes, counts=counts)
         return StepOutcome(
-            tokens=tokens,
+            tokens=tokens // passes,
             optimizer_steps=self._updates.made,
             metrics=metrics,
             seconds=dict(self._clock),

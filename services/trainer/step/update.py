@@ -11,7 +11,9 @@ from torch.distributed.tensor import DTensor
 from services.protocol.errors import InvalidInput
 from services.protocol.run.algorithm import AlgorithmConfig
 from services.trainer.config import TrainerConfig
+from services.trainer.model.model import Policy
 from services.trainer.offload.host_moments import HostMomentsAdamW
+from services.trainer.step.muon import MuonWithAdamW
 
 
 def make_adamw(
@@ -22,23 +24,52 @@ def make_adamw(
     learning_rate: float,
     weight_decay: float,
 ) -> torch.optim.Optimizer:
-    """The optimizer of policy and critic, which steps where the parameters are.
+    """AdamW, of the critic too, which steps where the parameters are.
 
     Of the algorithm it takes betas and epsilon alone.
 
     Raises:
         InvalidInput: as for `eight_bit_adamw`.
     """
-    settings: dict[str, Any] = {
+    settings = _settings(algorithm, learning_rate, weight_decay)
+    if config.moments == "8bit":
+        return eight_bit_adamw("trainer.moments")(parameters, **settings)
+    kind = HostMomentsAdamW if config.offload == "optimizer" else torch.optim.AdamW
+    return kind(parameters, **settings, fused=True)
+
+
+def make_optimizer(
+    policy: Policy, config: TrainerConfig, algorithm: AlgorithmConfig
+) -> torch.optim.Optimizer:
+    """The optimizer of the policy.
+
+    Raises:
+        InvalidInput: as for `eight_bit_adamw`.
+    """
+    rate, decay = algorithm.learning_rate, algorithm.weight_decay
+    trained = policy.trained_parameters()
+    if algorithm.optimizer == "adamw":
+        return make_adamw(trained, config, algorithm, learning_rate=rate, weight_decay=decay)
+    matrices = policy.trained_matrices()
+    known = set(map(id, matrices))
+    return MuonWithAdamW(
+        matrices,
+        [one for one in trained if id(one) not in known],
+        momentum=algorithm.momentum,
+        fused=True,
+        **_settings(algorithm, rate, decay),
+    )
+
+
+def _settings(
+    algorithm: AlgorithmConfig, learning_rate: float, weight_decay: float
+) -> dict[str, Any]:
+    return {
         "lr": learning_rate,
         "betas": (algorithm.beta1, algorithm.beta2),
         "eps": algorithm.epsilon,
         "weight_decay": weight_decay,
     }
-    if config.moments == "8bit":
-        return eight_bit_adamw("trainer.moments")(parameters, **settings)
-    kind = HostMomentsAdamW if config.offload == "optimizer" else torch.optim.AdamW
-    return kind(parameters, **settings, fused=True)
 
 
 def eight_bit_adamw(field: str) -> Callable[..., torch.optim.Optimizer]:

@@ -42,6 +42,14 @@ def token_loss(name: str, l: float, frozen: float, ratio: float, s: float, a: fl
     if name == "clip":
         bounded = min(ratio * a, min(max(ratio, low), high) * a)
         return -max(bounded, c.dual_clip * a) if c.dual_clip and a < 0 else -bounded
+    if name == "dppo":
+        moved = math.exp(frozen) - math.exp(l) / ratio  # the mask has no gradient
+        if (a > 0 and moved > c.clip_high) or (a < 0 and moved < -c.clip_low):
+            return 0.0
+        return -max(ratio * a, c.dual_clip * a) if c.dual_clip and a < 0 else -ratio * a
+    if name == "sapo":
+        tau = c.gate_positive if a > 0 else c.gate_negative
+        return -4 / tau / (1 + math.exp(-tau * (ratio - 1))) * a
     if name == "gspo":
         return -min(s * a, min(max(s, low), high) * a)
     if name == "cispo":
@@ -60,10 +68,20 @@ def mismatch_weight(c: AlgorithmConfig, t: int, p: list[float], b: list[float]) 
     if c.mismatch_correction == "none":
         return 1.0
     if c.mismatch_correction == "truncate":
-        return min(rho, c.mismatch_cap)
+        return min(max(rho, c.mismatch_floor), c.mismatch_cap)
     if not c.mismatch_floor <= rho <= c.mismatch_cap:
         return 0.0
     return 1.0 if c.mismatch_level == "geometric" else rho
+
+
+def is_masked(c: AlgorithmConfig, frozen: list[float], p: list[float], b: list[float], a: float):
+    """Of a whole answer."""
+    mask = c.sequence_mask
+    mean = math.exp(sum(x - y for x, y in zip(p, b, strict=True)) / len(p))
+    if not mask.geometric_floor <= mean <= (mask.geometric_cap or math.inf):
+        return True
+    drift = sum(x - y for x, y in zip(b, frozen, strict=True)) / len(b)
+    return mask.negative_kl is not None and a < 0 and drift > mask.negative_kl
 
 
 def objective(current: Sequences, frozen: Sequences, case: Any, c: AlgorithmConfig) -> float:
@@ -78,7 +96,7 @@ def objective(current: Sequences, frozen: Sequences, case: Any, c: AlgorithmConf
             value = token_loss(c.loss, l, frozen[i][t], ratio, s, a, c)
             if c.ratio_anchor == "proximal":
                 value *= mismatch_weight(c, t, p, b)
-            own += value
+            own += 0.0 if is_masked(c, frozen[i], p, b, a) else value
         total += own / len(answer) if c.aggregation == "sequence_mean" else own
     return (
         total
@@ -121,7 +139,8 @@ def computed(case: Any, c: AlgorithmConfig) -> tuple[float, list[float]]:
 
 
 def config(loss: str, aggregation: str, **settings: Any) -> AlgorithmConfig:
-    clip = {"gspo": (0.05, 0.08), "cispo": (0.3, 0.4)}.get(loss, (0.2, 0.28))
+    clips = {"gspo": (0.05, 0.08), "cispo": (0.3, 0.4), "dppo": (0.05, 0.08)}
+    clip = clips.get(loss, (0.2, 0.28))
     return AlgorithmConfig(
         loss=loss,
         aggregation=aggregation,
@@ -132,7 +151,7 @@ def config(loss: str, aggregation: str, **settings: Any) -> AlgorithmConfig:
     )
 
 
-LOSSES = ("clip", "gspo", "cispo", "reinforce")
+LOSSES = ("clip", "dppo", "gspo", "cispo", "sapo", "reinforce")
 AGGREGATIONS = ("token_mean", "sequence_mean", "fixed_length")
 
 
@@ -183,6 +202,52 @@ def test_a_corrected_loss_and_its_gradient_are_the_formula(
         acted += sum(slope_t == 0 for slope_t in slope)
     if kind == "mask" and not (loss == "gspo" and level == "token"):
         assert acted > 0  # the mask took something away
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_weight_truncated_on_both_sides_is_the_formula(loss: str) -> None:
+    c = config(loss, "token_mean", ratio_anchor="proximal", mismatch_floor=0.9, mismatch_cap=1.2)
+    case = draw_case(1)
+    value, slope = computed(case, c)
+    assert value == pytest.approx(objective(case["current"], case["current"], case, c), rel=1e-12)
+    if loss != "gspo":
+        assert slope == pytest.approx(gradient(case, c), rel=1e-6, abs=1e-9)
+
+
+MASKS: dict[str, dict[str, float]] = {
+    "geometric": {"geometric_floor": 0.95, "geometric_cap": 1.1},
+    "negative_kl": {"negative_kl": 0.01},
+    "both": {"geometric_cap": 1.1, "negative_kl": 0.01},
+}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_answers_are_masked_beside_a_truncated_weight_of_their_tokens(loss: str, mask: str) -> None:
+    acted, kept = 0, 0
+    for seed in range(6):
+        case, settings = draw_case(seed), {"sequence_mask": MASKS[mask], "mismatch_cap": 1.2}
+        c = config(loss, "sequence_mean", ratio_anchor="proximal", **settings)
+        value, slope = computed(case, c)
+        expected = objective(case["current"], case["current"], case, c)
+        assert value == pytest.approx(expected, rel=1e-12)
+        if loss != "gspo":
+            assert slope == pytest.approx(gradient(case, c), rel=1e-6, abs=1e-9)
+        for i, n in enumerate(LENGTHS):
+            own = case["current"][i], case["proximal"][i], case["behaviour"][i]
+            masked = is_masked(c, *own, case["advantage"][i][0])
+            place = sum(LENGTHS[:i])
+            assert not masked or slope[place : place + n] == [0.0] * n
+            acted, kept = acted + masked, kept + (not masked)
+    assert acted > 0
+    assert kept > 0
+
+
+def test_off_policy_masking_needs_no_proximal_logprobs() -> None:
+    mask = {"negative_kl": 0.01}
+    case, c = draw_case(2), config("clip", "token_mean", sequence_mask=mask)
+    value, _ = computed(case, c)
+    assert value == pytest.approx(objective(case["current"], case["current"], case, c), rel=1e-12)
 
 
 def test_gspo_tokens_of_different_weight_follow_equation_13() -> None:

@@ -25,10 +25,15 @@ def test_the_page_has_every_file_of_maths() -> None:
     }
 
 
-ADVANTAGES = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "dapo")
+ADVANTAGES = (
+    *("grpo", "dr_grpo", "rloo", "maxrl", "lite_ppo", "reinforce_plus_plus", "dapo"),
+    "top_entropy",
+)
 
 
-@pytest.mark.parametrize("name", [*ADVANTAGES, *LOSSES, "aggregation", "correction"])
+@pytest.mark.parametrize(
+    "name", [*ADVANTAGES, *LOSSES, "aggregation", "correction", "sequence_mask"]
+)
 def test_every_algorithm_names_its_paper(name: str) -> None:
     tree = ast.parse(next(FOLDER.rglob(f"{name}.py")).read_text(encoding="utf-8"))
     texts = [

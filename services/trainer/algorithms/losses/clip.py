@@ -26,15 +26,7 @@ def clipped_surrogate(
     """
     ratio = ratio_of(current - anchor.detach())
     losses = clip_ratio(ratio, advantages, clip_low, clip_high)
-    if dual_clip is None:
-        return losses
-    bound = -dual_clip * advantages
-    above = (advantages < 0) & (ratio > dual_clip)
-    return replace(
-        losses,
-        loss=torch.where(advantages < 0, torch.minimum(losses.loss, bound), losses.loss),
-        clipped_high=losses.clipped_high + above.to(ratio.dtype),
-    )
+    return bounded_where_bad(losses, ratio, advantages, dual_clip)
 
 
 def clip_ratio(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> TokenLosses:
@@ -46,4 +38,19 @@ def clip_ratio(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: fl
         loss=-torch.minimum(ratio * advantages, clipped * advantages),
         clipped_low=low.to(ratio.dtype),
         clipped_high=high.to(ratio.dtype),
+    )
+
+
+def bounded_where_bad(
+    losses: TokenLosses, ratio: Tensor, advantages: Tensor, dual_clip: float | None
+) -> TokenLosses:
+    """`min(loss, -c A)` where `A < 0`, whose gradient is 0 above a ratio of `c = dual_clip`."""
+    if dual_clip is None:
+        return losses
+    bound = -dual_clip * advantages
+    above = (advantages < 0) & (ratio > dual_clip)
+    return replace(
+        losses,
+        loss=torch.where(advantages < 0, torch.minimum(losses.loss, bound), losses.loss),
+        clipped_high=losses.clipped_high + above.to(ratio.dtype),
     )

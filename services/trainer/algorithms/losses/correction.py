@@ -36,7 +36,7 @@ class Correction:
 
     Attributes:
         weight: `[N]`, without gradient.
-        truncated: 1 where the cap was applied, else 0.
+        truncated: 1 where floor or cap was applied, else 0.
         masked: 1 where the token was taken out of the loss, else 0.
     """
 
@@ -48,23 +48,28 @@ class Correction:
 def correct(ratio: Tensor, algorithm: AlgorithmConfig) -> Correction:
     """The weight of each token from its mismatch ratio.
 
-    - `truncate`: `min(ratio, cap)`, truncated importance sampling (Ionides 2008; Yao et
-      al. 2025).
+    - `truncate`: `min(max(ratio, floor), cap)`, truncated importance sampling (Ionides 2008;
+      Yao et al. 2025), which has no floor: 0. One above 0 keeps tokens in the loss that the
+      proximal policy finds less likely.
     - `mask`: `ratio` where `floor <= ratio <= cap`, else 0 (IcePop, arXiv 2510.18855;
       masked importance sampling, Liu, Li et al. 2025). At level `geometric` 1 in place of
       `ratio`: the geometric mean says whether an answer is off-policy, but it is not the
       weight of anything.
     - `none`: 1.
     """
-    kind, cap = algorithm.mismatch_correction, algorithm.mismatch_cap
+    kind, floor, cap = (
+        algorithm.mismatch_correction,
+        algorithm.mismatch_floor,
+        algorithm.mismatch_cap,
+    )
     nothing, one = torch.zeros_like(ratio), torch.ones_like(ratio)
+    # A NaN is not outside: it must reach the guard and not vanish behind the mask.
+    outside = (ratio < floor) | (ratio > cap)
     if kind == "none":
         return Correction(weight=one, truncated=nothing, masked=nothing)
     if kind == "truncate":
-        above = (ratio > cap).to(ratio.dtype)
-        return Correction(weight=ratio.clamp(max=cap), truncated=above, masked=nothing)
-    # A NaN is not outside: it must reach the guard and not vanish behind the mask.
-    outside = (ratio < algorithm.mismatch_floor) | (ratio > cap)
+        bounded = ratio.clamp(min=floor, max=cap)
+        return Correction(weight=bounded, truncated=outside.to(ratio.dtype), masked=nothing)
     inside = one if algorithm.mismatch_level == "geometric" else ratio
     return Correction(
         weight=torch.where(outside, nothing, inside),

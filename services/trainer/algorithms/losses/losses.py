@@ -13,10 +13,13 @@ from services.protocol.run.algorithm import AlgorithmConfig
 from services.trainer.algorithms.losses.cispo import cispo_loss
 from services.trainer.algorithms.losses.clip import clipped_surrogate
 from services.trainer.algorithms.losses.correction import Correction, correct, mismatch_ratio
+from services.trainer.algorithms.losses.dppo import dppo_loss
 from services.trainer.algorithms.losses.entropy import entropy_bonus
 from services.trainer.algorithms.losses.gspo import gspo_surrogate
 from services.trainer.algorithms.losses.kl import kl_in_loss
 from services.trainer.algorithms.losses.reinforce import reinforce_loss
+from services.trainer.algorithms.losses.sapo import sapo_loss
+from services.trainer.algorithms.losses.sequence_mask import mask_sequences
 from services.trainer.algorithms.losses.tokens import ScoredTokens, TokenLosses
 from services.trainer.algorithms.losses.user_loss import UserLoss, checked_user_loss
 
@@ -27,7 +30,7 @@ class PolicyLosses:
 
     Attributes:
         tokens: loss and clips.
-        corrected: what the correction did; None without one.
+        corrected: what correction and masks did; None without one.
         kl_penalty: `[N]`, the part of the loss that is the KL penalty, without gradient; None
             without one.
     """
@@ -44,8 +47,9 @@ def policy_losses(
 
     With `ratio_anchor: behaviour` the clip is centred on the policy that sampled the
     token, so the trust region also covers staleness. With `proximal` it is decoupled PPO
-    (arXiv 2110.00641): clip around the proximal policy, times the mismatch weight. A KL
-    penalty in the loss is added after that, so that no mask or cap takes it away.
+    (arXiv 2110.00641): clip around the proximal policy, times the mismatch weight. Masks of
+    whole answers come next. A KL penalty in the loss is added after that, so that no mask or
+    cap takes it away.
 
     Args:
         tokens: logprobs and advantages.
@@ -57,7 +61,7 @@ def policy_losses(
             loss has a wrong shape.
         TypeError: the user's loss is no tensor of floats.
     """
-    losses = _corrected(tokens, algorithm, user_loss)
+    losses = _masked(_corrected(tokens, algorithm, user_loss), tokens, algorithm)
     if algorithm.entropy_bonus:
         if tokens.entropy is None:
             raise ValueError("an entropy bonus needs entropies")
@@ -84,6 +88,20 @@ def _corrected(
     return PolicyLosses(tokens=replace(losses, loss=loss), corrected=corrected)
 
 
+def _masked(losses: PolicyLosses, tokens: ScoredTokens, algorithm: AlgorithmConfig) -> PolicyLosses:
+    masked = mask_sequences(tokens, algorithm.sequence_mask)
+    if masked is None:
+        return losses
+    one = torch.ones_like(masked)
+    before = losses.corrected or Correction(weight=one, truncated=one - one, masked=one - one)
+    loss = (one - masked) * losses.tokens.loss
+    return replace(
+        losses,
+        tokens=replace(losses.tokens, loss=loss),
+        corrected=replace(before, masked=torch.maximum(before.masked, masked)),
+    )
+
+
 def _losses(
     tokens: ScoredTokens, anchor: Tensor, algorithm: AlgorithmConfig, user_loss: UserLoss | None
 ) -> TokenLosses:
@@ -95,6 +113,12 @@ def _losses(
     if algorithm.loss == "clip":
         dual = algorithm.dual_clip
         return clipped_surrogate(tokens.current, anchor, tokens.advantage, low, high, dual)
+    if algorithm.loss == "dppo":
+        dual = algorithm.dual_clip
+        return dppo_loss(tokens.current, anchor, tokens.advantage, low, high, dual)
+    if algorithm.loss == "sapo":
+        gates = algorithm.gate_positive, algorithm.gate_negative
+        return sapo_loss(tokens.current, anchor, tokens.advantage, *gates)
     if algorithm.loss == "gspo":
         return gspo_surrogate(tokens, anchor, low, high)
     if algorithm.loss == "cispo":
