@@ -18,6 +18,7 @@ from services.trainer.algorithms.advantages.advantages import batch_advantages, 
 from services.trainer.algorithms.advantages.dapo import overlong_penalty
 from services.trainer.batch.batching import Minibatch, PassLimits, plan_minibatches
 from services.trainer.batch.rank_batch import RankBatch, RankMinibatch, Rewards, Rows
+from services.trainer.batch.shared_prefixes import SharedPrefixes
 
 Advantages = tuple[tuple[int, tuple[tuple[int, float], ...]], ...]
 """See `TrainReport.advantages`."""
@@ -37,6 +38,7 @@ class StepPlan:
         chosen: int64 `[B]`, the trajectories that carry a gradient, in order.
         advantages: float64 `[B]`, the same for each trained token of a trajectory; where the
             algorithm goes by token, what the whole answer earned.
+        prefixes: what they share of what is computed once.
         minibatches: indexes into `chosen`, by rank.
     """
 
@@ -45,6 +47,7 @@ class StepPlan:
     rewards: Rewards
     chosen: Ints
     advantages: NDArray[np.float64]
+    prefixes: SharedPrefixes
     minibatches: tuple[Minibatch, ...]
 
     def part(self, row_group: int) -> RankBatch:
@@ -64,6 +67,7 @@ class StepPlan:
                 advantages=self.advantages[order],
                 sampled=self.batch.rows.trained()[place] + self.batch.stale_tokens[place],
                 given=self.batch.given[place],
+                shared=np.concatenate([np.zeros(0, np.int64), *map(self._shared, micros)]),
             ),
             minibatches=tuple(
                 RankMinibatch(
@@ -76,6 +80,15 @@ class StepPlan:
             ),
             rewards=self.rewards if self.algorithm.kl.in_reward else None,
         )
+
+    def _shared(self, micro: tuple[int, ...]) -> Ints:
+        return self.prefixes.among(np.array(micro, dtype=np.int64))[1]
+
+    def shared_fraction(self) -> float:
+        """Of all tokens in rows, those that are not computed since a row before has them."""
+        ranks = [rank for one in self.minibatches for rank in one.ranks]
+        saved = sum(total(self._shared(micro)) for rank in ranks for micro in rank)
+        return saved / max(1, total(self.prefixes.lengths))
 
     def left_out(self) -> dict[str, float]:
         """Shares of the tokens sampled by the policy that carry no gradient, by cause and in
@@ -139,14 +152,18 @@ def plan_step(
     if not algorithm.learns_from_equal_rewards:
         keep &= _differs(rewards).repeat(batch.group_sizes) | batch.given
     chosen = np.flatnonzero(keep)
+    prefixes = SharedPrefixes.none(batch.rows.lengths[chosen])
+    if limits.shares:
+        prefixes = SharedPrefixes.of(batch.rows.take(chosen), _members(batch)[0][chosen])
     return StepPlan(
         batch=batch,
         algorithm=algorithm,
         rewards=rewards,
         chosen=chosen,
         advantages=advantages_of(rewards, algorithm)[chosen],
+        prefixes=prefixes,
         minibatches=plan_minibatches(
-            batch.rows.lengths[chosen].tolist(),
+            prefixes,
             (tokens + batch.stale_tokens)[chosen].tolist(),
             batch.given[chosen].tolist(),
             count=algorithm.minibatches,
