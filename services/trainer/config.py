@@ -167,8 +167,8 @@ class TrainerConfig(StrictModel):
             )
         if self.shared_prefixes == "on" and (self.packing == "off" or self.context_parallel > 1):
             raise ValueError(
-                "shared_prefixes: on needs packed rows that each rank has for itself; leave it out, "
-                "or leave out packing and context_parallel"
+                "shared_prefixes: on needs packed rows that no ranks share; leave it out, or leave "
+                "out packing and context_parallel"
             )
         return self
 

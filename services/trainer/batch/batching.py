@@ -90,7 +90,7 @@ def plan_minibatches(
 
     Args:
         rows: their lengths, and what they share.
-        counted: those of their tokens that the policy sampled or, in a given answer, that it learns.
+        counted: their tokens that the policy sampled or, in a given answer, that it learns.
         given: which rows are given answers.
         count: optimizer steps.
         seed: of the split.

@@ -81,7 +81,8 @@ def check_model(config: TrainerConfig, hugging_face: Any) -> Scoring:
 
     Raises:
         InvalidInput: rows cannot be packed and `packing` is `on` or ranks are to share them, or
-            cannot share prefixes and `shared_prefixes` is `on`; or the model's logprobs come out wrong in every way.
+            cannot share prefixes and `shared_prefixes` is `on`; or the model's logprobs come out
+            wrong in every way.
     """
     key = (type(hugging_face), repr(hugging_face), config.packing != "off")
     if key not in _known:

@@ -126,7 +126,9 @@ def block_mask(tree: PrefixTree) -> Any:
     blocks = -(-tokens // _BLOCK)
     # What lies behind the sequence is seen by nothing, itself included.
     padded = torch.nn.functional.pad(last, (0, blocks * _BLOCK - tokens))
-    lowest, highest = (one.values for one in (padded.view(-1, _BLOCK).min(1), padded.view(-1, _BLOCK).max(1)))
+    lowest, highest = (
+        one.values for one in (padded.view(-1, _BLOCK).min(1), padded.view(-1, _BLOCK).max(1))
+    )
     begins = torch.arange(blocks, device=last.device) * _BLOCK
     behind = begins[:, None] > begins
     full = behind & (begins[:, None] + _BLOCK <= lowest)
@@ -136,7 +138,11 @@ def block_mask(tree: PrefixTree) -> Any:
         return (k <= q) & (q < padded[k])
 
     return BlockMask.from_kv_blocks(
-        *_indexes(some), *_indexes(full), BLOCK_SIZE=_BLOCK, mask_mod=sees, seq_lengths=(tokens, tokens)
+        *_indexes(some),
+        *_indexes(full),
+        BLOCK_SIZE=_BLOCK,
+        mask_mod=sees,
+        seq_lengths=(tokens, tokens),
     )
 
 
