@@ -179,7 +179,7 @@ def test_a_prefix_that_saves_little_is_computed_in_each_row() -> None:
     )
     builder.add(TrainGroup(group_id=0, trajectories=members))
     batch = builder.batch()
-    assert not SharedPrefixes.of(batch.rows, np.zeros(4, dtype=np.int64)).shared.any()
+    assert not SharedPrefixes.of(batch.rows, np.arange(4), np.zeros(4, dtype=np.int64)).shared.any()
 
 
 @pytest.mark.parametrize("max_tokens", [120, 200, 1000])

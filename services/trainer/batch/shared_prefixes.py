@@ -41,13 +41,16 @@ class SharedPrefixes:
         return cls(lengths=lengths, order=same, place=same, shared=np.zeros_like(same))
 
     @classmethod
-    def of(cls, rows: TokenRows, groups: Ints) -> Self:
-        """Of rows of sample groups; neighbours with the same group are of the same."""
-        lengths, begins = rows.lengths, starts(rows.lengths)
-        ids = [rows.ids[first:end] for first, end in pairwise(begins.tolist())]
-        order = np.arange(len(rows))
+    def of(cls, rows: TokenRows, chosen: Ints, groups: Ints) -> Self:
+        """Of the chosen rows, whose sample groups are given; rows of a group are neighbours."""
+        lengths, begins = rows.lengths[chosen], starts(rows.lengths)[chosen].tolist()
+        ids = [
+            rows.ids[begin : begin + length]
+            for begin, length in zip(begins, lengths.tolist(), strict=True)
+        ]
+        order = np.arange(len(chosen))
         shared = np.zeros_like(order)
-        cuts = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(rows)]
+        cuts = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(chosen)]
         for first, end in pairwise(cuts):
             # Bytes with the highest first sort as the numbers do.
             own = sorted(range(first, end), key=lambda row: ids[row].astype(">u4").tobytes())

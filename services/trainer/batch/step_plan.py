@@ -154,7 +154,7 @@ def plan_step(
     chosen = np.flatnonzero(keep)
     prefixes = SharedPrefixes.none(batch.rows.lengths[chosen])
     if limits.shares:
-        prefixes = SharedPrefixes.of(batch.rows.take(chosen), _members(batch)[0][chosen])
+        prefixes = SharedPrefixes.of(batch.rows, chosen, _members(batch)[0][chosen])
     return StepPlan(
         batch=batch,
         algorithm=algorithm,
