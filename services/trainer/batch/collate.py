@@ -134,7 +134,7 @@ _FLAT = {
 
 
 def _empty() -> MicroBatch:
-    one = {name: torch.zeros(1, dtype=dtype) for name, dtype in _FLAT.items()}
+    one: dict[str, Any] = {name: torch.zeros(1, dtype=dtype) for name, dtype in _FLAT.items()}
     one["lag"] -= 1
     ids = torch.zeros(2, dtype=torch.int64)
     return MicroBatch(input_ids=ids, rows=PackedRows.of([2]), sampled=torch.ones(1), **one)
