@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from services.trainer.batch.prefix_tree import PrefixTree
+from services.trainer.model.compiler_watch import watch_compiler
 
 _BLOCK = 128
 """Tokens of a block of FlexAttention's mask, its default."""
@@ -109,7 +110,10 @@ def by_flex(
 def _flex(compiled: bool) -> Any:
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention, dynamic=True) if compiled else flex_attention
+    if not compiled:
+        return flex_attention
+    watch_compiler()
+    return torch.compile(flex_attention, dynamic=True)
 
 
 @lru_cache(maxsize=1)  # the same for all layers
@@ -126,9 +130,7 @@ def block_mask(tree: PrefixTree) -> Any:
     blocks = -(-tokens // _BLOCK)
     # What lies behind the sequence is seen by nothing, itself included.
     padded = torch.nn.functional.pad(last, (0, blocks * _BLOCK - tokens))
-    lowest, highest = (
-        one.values for one in (padded.view(-1, _BLOCK).min(1), padded.view(-1, _BLOCK).max(1))
-    )
+    lowest, highest = padded.view(-1, _BLOCK).aminmax(dim=1)
     begins = torch.arange(blocks, device=last.device) * _BLOCK
     behind = begins[:, None] > begins
     full = behind & (begins[:, None] + _BLOCK <= lowest)
