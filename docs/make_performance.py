@@ -47,6 +47,7 @@ def page() -> str:
         _canary(),
         _training(),
         _batches(),
+        _prefixes(),
         _turns(),
         _schedules(),
         _soak(),
@@ -403,6 +404,36 @@ def _batches() -> str:
         f"{tuples['tokens'] / 1e6:.1f} M tokens. To lay trajectories into arrays costs the "
         f"orchestrator {tuples['build_cpu_ns_a_token']:.0f} CPU-ns a token.",
         _table("bar, of the rank with most | wanted | found", bars),
+    )
+
+
+def _prefixes() -> str:
+    if not (BASELINES / "shared_prefix.json").exists():
+        return ""
+    results = _read("shared_prefix")
+    titles = {
+        "prompt_heavy": "a prompt of 8,192 tokens, 16 answers of 256",
+        "agent": "4 episodes of 12 turns, thoughts forgotten",
+        "answer_heavy": "4 prompts of 64 tokens, 16 answers of 512 to each",
+    }
+    rows = []
+    for name, case in results["cases"].items():
+        shares = f"{case['saved']:.1%} | {case['best']:.1%}"
+        seconds = [f"{median(case['seconds']['cpu'][way]):.1f}" for way in ("rows", "tree")]
+        ratio = f"{case['time']['cpu']:.2f}"
+        rows.append(" | ".join([titles[name], f"{case['tokens']:,}", shares, *seconds, ratio]))
+    bars = [f"{one['name']} | {one['bar']:g} | {one['found']:.2f}" for one in results["bars"]]
+    return _section(
+        "Shared prefixes",
+        "`benchmarks/shared_prefix.py`: whole train steps of one rank on one core, with tokens "
+        "that rows share computed once, beside the same steps row by row. At best each distinct "
+        "beginning of a row is computed once. A random Qwen3 of two narrow layers, in which "
+        "attention weighs more than in a large model. The saving on a GPU is not measured.",
+        _table(
+            "rows | tokens | not computed | at best | rows CPU s | tree CPU s | tree over rows",
+            rows,
+        ),
+        _table("bar | wanted | found", bars),
     )
 
 

@@ -68,6 +68,9 @@ class TrainerConfig(StrictModel):
         packing: lay rows end to end in one sequence, without padding, each seen by itself
             alone. `auto` pads, and says why, where a model cannot do that; `on` refuses such
             a model; `off` always pads.
+        shared_prefixes: compute tokens that rows of a micro-batch have in common at their beginning
+            once. `auto`: on `device: cpu`, where the model and `context_parallel: 1` allow it; on
+            CUDA it has not run yet. `on` refuses a model for which it cannot be; `off` never.
         peak_tflops: dense bfloat16 TFLOP/s of one rank's device, of which `mfu` is a share; None:
             from a table of GPUs, and no `mfu` on the CPU or for a GPU that it lacks.
         micro_batch_tokens: most tokens of one forward pass, padding included; a longer
@@ -119,6 +122,7 @@ class TrainerConfig(StrictModel):
     offload: Literal["none", "optimizer", "all"] = "none"
     compile: bool = False
     packing: Literal["auto", "on", "off"] = "auto"
+    shared_prefixes: Literal["auto", "on", "off"] = "auto"
     peak_tflops: float | None = Field(default=None, gt=0)
     micro_batch_tokens: int = Field(default=8192, ge=16)
     gradient_sync: GradientSync = "every_micro_batch"
@@ -160,6 +164,11 @@ class TrainerConfig(StrictModel):
             raise ValueError(
                 f"context_parallel: {self.context_parallel} ranks can share packed rows only; "
                 "leave packing out, or give context_parallel 1"
+            )
+        if self.shared_prefixes == "on" and (self.packing == "off" or self.context_parallel > 1):
+            raise ValueError(
+                "shared_prefixes: on needs packed rows that no ranks share; leave it out, or leave "
+                "out packing and context_parallel"
             )
         return self
 

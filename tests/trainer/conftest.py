@@ -227,8 +227,9 @@ class Ranks:
             [(plan.part(i // self._context_parallel), *versions) for i in range(self.world_size)],
         )
         whole = report_of(steps, plan, total_s=0.0)
-        # How fast a step was is no result of it, and differs each time.
-        metrics = {key: one for key, one in whole.metrics.items() if key != "model_tflops"}
+        # How fast a step was, and what saved time, is no result of it.
+        speed = ("model_tflops", "shared_prefix_fraction")
+        metrics = {key: one for key, one in whole.metrics.items() if key not in speed}
         told = {"metrics": metrics, "advantages": whole.advantages}
         return [replace(step, **told) for step in steps]
 

@@ -4,6 +4,7 @@ import random
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -16,6 +17,7 @@ from services.trainer.batch.batching import (
     plan_minibatches,
     row_cost,
 )
+from services.trainer.batch.shared_prefixes import SharedPrefixes
 from services.trainer.model.attention_share import attention_share
 
 
@@ -78,17 +80,18 @@ def test_tokens_are_balanced_over_ranks() -> None:
     assert max(loads) - min(loads) <= max(sizes)
 
 
-def sizes_of(count: int) -> tuple[list[int], list[int], list[bool]]:
-    """Lengths of rows, how many of their tokens are trained, and that no answer is given."""
-    return [2 + i % 9 for i in range(count)], [1 + i % 9 for i in range(count)], [False] * count
+def sizes_of(count: int) -> tuple[SharedPrefixes, list[int], list[bool]]:
+    """Rows, how many of their tokens are trained, and that no answer is given."""
+    rows = SharedPrefixes.none(np.array([2 + i % 9 for i in range(count)]))
+    return rows, [1 + i % 9 for i in range(count)], [False] * count
 
 
 def test_minibatches_and_their_denominators_do_not_depend_on_ranks() -> None:
-    lengths, trained, given = sizes_of(37)
+    rows, trained, given = sizes_of(37)
 
     def made(world_size: int, max_tokens: int, attention: float = 0.0) -> tuple[Minibatch, ...]:
         limits = PassLimits(world_size=world_size, max_tokens=max_tokens, attention=attention)
-        return plan_minibatches(lengths, trained, given, count=3, seed="0/1", limits=limits)
+        return plan_minibatches(rows, trained, given, count=3, seed="0/1", limits=limits)
 
     def plan(*limits: Any) -> list[tuple[int, list[int]]]:
         return [

@@ -23,6 +23,7 @@ def rows_of(*trajectories: Trajectory, advantages: tuple[float, ...] = (1.0,)) -
         advantages=np.array(advantages[: len(members)]),
         sampled=tokens.trained(),
         given=np.zeros(len(members), dtype=np.bool_),
+        shared=0 * count,
     )
 
 

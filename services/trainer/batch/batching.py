@@ -5,12 +5,23 @@ when they differ) and on the global counts without a collective.
 """
 
 import heapq
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from services.protocol.train_batch import Ints
+from services.trainer.batch.shared_prefixes import SharedPrefixes
+
 MicroBatches = tuple[tuple[int, ...], ...]
 """Rows of each micro-batch of one rank; an empty micro-batch only keeps the ranks in step."""
+
+_PIECES = (math.inf, 1.0, 0.5, 0.25, 0.125, 0.0)
+"""Sizes of the pieces that trees are cut into, in shares of a rank's part of the minibatch."""
+_GAIN = 0.97
+"""Finer pieces are taken if they leave no more than this of the time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +34,7 @@ class PassLimits:
         padded: rows are padded to the longest of their micro-batch.
         attention: see `row_cost`.
         longest_row: tokens of the longest row that can be trained; None without a limit.
+        shares: tokens that rows of a micro-batch share are computed once, and count once.
     """
 
     world_size: int
@@ -30,6 +42,7 @@ class PassLimits:
     padded: bool = False
     attention: float = 0.0
     longest_row: int | None = None
+    shares: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +75,7 @@ def row_cost(length: int, attention: float) -> float:
 
 
 def plan_minibatches(
-    lengths: Sequence[int],
+    rows: SharedPrefixes,
     counted: Sequence[int],
     given: Sequence[bool],
     *,
@@ -76,32 +89,95 @@ def plan_minibatches(
     rows than minibatches make fewer minibatches.
 
     Args:
-        lengths: tokens of each row.
-        counted: those of them that the policy sampled or, in a given answer, that it learns.
+        rows: their lengths, and what they share.
+        counted: their tokens that the policy sampled or, in a given answer, that it learns.
         given: which rows are given answers.
         count: optimizer steps.
         seed: of the split.
         limits: what passes are cut to.
     """
-    order = list(range(len(lengths)))
+    order = list(range(len(rows.lengths)))
     random.Random(seed).shuffle(order)
     minibatches = []
     for index in range(count):
         chosen = order[index * len(order) // count : (index + 1) * len(order) // count]
         if not chosen:
             continue
-        plan = plan_microbatches([lengths[i] for i in chosen], limits)
+        plan = _plan_rows(rows, chosen, limits)
         minibatches.append(
             Minibatch(
                 tokens=sum(counted[i] for i in chosen if not given[i]),
                 sequences=sum(not given[i] for i in chosen),
                 given_tokens=sum(counted[i] for i in chosen if given[i]),
-                ranks=tuple(
-                    tuple(tuple(chosen[i] for i in micro) for micro in rank) for rank in plan
-                ),
+                ranks=plan,
             )
         )
     return tuple(minibatches)
+
+
+def _plan_rows(
+    rows: SharedPrefixes, chosen: Sequence[int], limits: PassLimits
+) -> tuple[MicroBatches, ...]:
+    """`plan_microbatches` of some rows, those of a tree together and in its order.
+
+    Large pieces of trees save the most tokens, small ones load ranks more evenly: of several
+    sizes one is taken by which the dearest micro-batches of all passes cost least.
+    """
+    own, shared = rows.among(np.array(chosen))
+    if not shared.any():
+        plan = plan_microbatches(rows.lengths[chosen].tolist(), limits)
+        return tuple(tuple(tuple(chosen[i] for i in micro) for micro in rank) for rank in plan)
+
+    def cost_of(some: Ints, shared: Ints) -> float:
+        spans = zip(rows.lengths[some].tolist(), shared.tolist(), strict=True)
+        return sum(
+            row_cost(length, limits.attention) - row_cost(same, limits.attention)
+            for length, same in spans
+        )
+
+    part = cost_of(own, shared) / limits.world_size
+    best: tuple[MicroBatches, ...] = ()
+    least = math.inf
+    for share in _PIECES if limits.world_size > 1 else _PIECES[:1]:
+        pieces = _pieces(rows.lengths[own].tolist(), shared.tolist(), limits, share * part)
+        bins = _fewest_bins([one.tokens for one in pieces], [one.cost for one in pieces], limits)
+        micros = [
+            rows.among(np.concatenate([own[pieces[i].rows] for i in bin_] or [own[:0]]))
+            for bin_ in bins
+        ]
+        loads = [cost_of(*one) for one in micros]
+        slowest = sum(sorted(loads, reverse=True)[:: limits.world_size])
+        if slowest < _GAIN * least:
+            least = slowest
+            best = _dealt([tuple(some.tolist()) for some, _ in micros], loads, limits.world_size)
+    return best
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Neighbours in the order of a tree, what they share counted once."""
+
+    rows: slice
+    tokens: int
+    cost: float
+
+
+def _pieces(
+    lengths: Sequence[int], shared: Sequence[int], limits: PassLimits, most: float
+) -> list[_Piece]:
+    """Trees in pieces that cost at most `most` and fit a micro-batch, or of one row."""
+    pieces: list[_Piece] = []
+    for row, (length, same) in enumerate(zip(lengths, shared, strict=True)):
+        cost = row_cost(length, limits.attention)
+        if same:
+            before = pieces[-1]
+            tokens = before.tokens + length - same
+            together = before.cost + cost - row_cost(same, limits.attention)
+            if tokens <= limits.max_tokens and together <= most:
+                pieces[-1] = _Piece(slice(before.rows.start, row + 1), tokens, together)
+                continue
+        pieces.append(_Piece(slice(row, row + 1), length, cost))
+    return pieces
 
 
 def plan_microbatches(lengths: Sequence[int], limits: PassLimits) -> tuple[MicroBatches, ...]:
@@ -124,13 +200,20 @@ def plan_microbatches(lengths: Sequence[int], limits: PassLimits) -> tuple[Micro
         return tuple(tuple(micros + [()] * (passes - len(micros))) for micros in cut)
     bins = _fewest_bins(lengths, costs, limits)
     loads = [sum(costs[row] for row in rows) for rows in bins]
+    return _dealt([tuple(rows) for rows in bins], loads, world_size)
+
+
+def _dealt(
+    bins: Sequence[tuple[int, ...]], loads: Sequence[float], world_size: int
+) -> tuple[MicroBatches, ...]:
+    """Bins, `world_size` a pass, to the ranks: those of one pass are neighbours in load."""
     order = sorted(range(len(bins)), key=lambda i: (-loads[i], i))
     dealt: list[list[tuple[int, ...]]] = [[] for _ in range(world_size)]
     for index in range(len(bins) // world_size):
         several = order[index * world_size : (index + 1) * world_size]
         # Every other pass the other way round, else the first rank had the most each time.
         for rank, bin_ in enumerate(several if index % 2 == 0 else reversed(several)):
-            dealt[rank].append(tuple(bins[bin_]))
+            dealt[rank].append(bins[bin_])
     return tuple(map(tuple, dealt))
 
 

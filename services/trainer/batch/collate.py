@@ -10,6 +10,7 @@ from torch import Tensor
 
 from services.protocol.train_batch import starts
 from services.trainer.batch.packing import PackedRows
+from services.trainer.batch.prefix_tree import PrefixTree
 from services.trainer.batch.rank_batch import Rows
 
 
@@ -33,6 +34,7 @@ class MicroBatch:
             are too old to be trained.
         given: float32 `[N]`, 1 for tokens of given answers, else 0.
         teacher: float32 `[N]`, a teacher's logprobs; None without one.
+        tree: what is computed in place of the rows; None where they share nothing.
     """
 
     input_ids: Tensor
@@ -47,6 +49,7 @@ class MicroBatch:
     sampled: Tensor
     given: Tensor
     teacher: Tensor | None = None
+    tree: PrefixTree | None = None
 
     @property
     def sequences(self) -> int:
@@ -82,11 +85,15 @@ def collate(rows: Rows, held_version: int) -> MicroBatch:
         "given": given,
         "lag": np.where(given, -1, held_version - versions),
     }
+    lengths, tree = tokens.lengths.tolist(), None
+    if rows.shared.any():
+        tree = PrefixTree.of(tokens.ids, lengths, rows.shared.tolist(), target)
     return MicroBatch(
         input_ids=torch.from_numpy(tokens.ids.astype(np.int64)),
-        rows=PackedRows.of(tokens.lengths.tolist()),
+        rows=PackedRows.of(lengths),
         sampled=torch.from_numpy(rows.sampled).float(),
         teacher=torch.from_numpy(tokens.teacher[kept]) if len(tokens.teacher) else None,
+        tree=tree,
         **{name: torch.from_numpy(flat[name]).to(dtype) for name, dtype in _FLAT.items()},
     )
 
@@ -135,7 +142,7 @@ _FLAT = {
 
 
 def _empty() -> MicroBatch:
-    one = {name: torch.zeros(1, dtype=dtype) for name, dtype in _FLAT.items()}
+    one: dict[str, Any] = {name: torch.zeros(1, dtype=dtype) for name, dtype in _FLAT.items()}
     one["lag"] -= 1
     ids = torch.zeros(2, dtype=torch.int64)
     return MicroBatch(input_ids=ids, rows=PackedRows.of([2]), sampled=torch.ones(1), **one)

@@ -30,6 +30,19 @@ class RowGroup:
     width: int
     index: Tensor | None
 
+    def padded(self, tokens: Tensor) -> Tensor:
+        """`[T, heads, D]` of all rows as `[rows, heads, width, D]` of these."""
+        tokens = tokens[self.start : self.end]
+        if self.index is not None:
+            empty = tokens.new_zeros(self.rows * self.width, *tokens.shape[1:])
+            tokens = empty.index_copy(0, self.index, tokens)
+        return tokens.unflatten(0, (self.rows, self.width)).transpose(1, 2)
+
+    def flat(self, padded: Tensor) -> Tensor:
+        """The other way round, `[end - start, heads, ...]` of these rows."""
+        tokens = padded.transpose(1, 2).flatten(0, 1)
+        return tokens if self.index is None else tokens.index_select(0, self.index)
+
 
 @dataclass(frozen=True, kw_only=True)
 class PackedRows:

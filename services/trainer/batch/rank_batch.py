@@ -23,6 +23,8 @@ class Rows:
         sampled: int64 `[B]`, tokens of each that the policy sampled: the trained ones, and those
             that are too old to be.
         given: bool `[B]`, answers that were not sampled.
+        shared: int64 `[B]`, first tokens that each has in common with the row before it in its
+            micro-batch, and that are computed once.
     """
 
     tokens: TokenRows
@@ -32,6 +34,7 @@ class Rows:
     advantages: NDArray[np.float64]
     sampled: Ints
     given: NDArray[np.bool_]
+    shared: Ints
 
     def __len__(self) -> int:
         """B."""
@@ -51,6 +54,7 @@ class Rows:
                     advantages=self.advantages[mine],
                     sampled=self.sampled[mine],
                     given=self.given[mine],
+                    shared=self.shared[mine],
                 )
             )
             first += size

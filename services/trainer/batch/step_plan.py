@@ -20,6 +20,7 @@ from services.trainer.algorithms.advantages.gdpo import gdpo_advantages
 from services.trainer.algorithms.advantages.turns import turn_advantages
 from services.trainer.batch.batching import Minibatch, PassLimits, plan_minibatches
 from services.trainer.batch.rank_batch import RankBatch, RankMinibatch, Rewards, Rows
+from services.trainer.batch.shared_prefixes import SharedPrefixes
 
 Advantages = tuple[tuple[int, tuple[tuple[int, float], ...]], ...]
 """See `TrainReport.advantages`."""
@@ -41,6 +42,7 @@ class StepPlan:
             algorithm goes by token, what the whole answer earned; with credit by turn, the mean
             over its turns.
         rows: of the batch, with credit by turn the advantages of turns in place of their returns.
+        prefixes: what they share of what is computed once.
         minibatches: indexes into `chosen`, by rank.
     """
 
@@ -50,6 +52,7 @@ class StepPlan:
     chosen: Ints
     advantages: NDArray[np.float64]
     rows: TokenRows
+    prefixes: SharedPrefixes
     minibatches: tuple[Minibatch, ...]
 
     def part(self, row_group: int) -> RankBatch:
@@ -69,6 +72,7 @@ class StepPlan:
                 advantages=self.advantages[order],
                 sampled=self.batch.rows.trained()[place] + self.batch.stale_tokens[place],
                 given=self.batch.given[place],
+                shared=np.concatenate([np.zeros(0, np.int64), *map(self._shared, micros)]),
             ),
             minibatches=tuple(
                 RankMinibatch(
@@ -81,6 +85,15 @@ class StepPlan:
             ),
             rewards=self.rewards if self.algorithm.kl.in_reward else None,
         )
+
+    def _shared(self, micro: tuple[int, ...]) -> Ints:
+        return self.prefixes.among(np.array(micro, dtype=np.int64))[1]
+
+    def shared_fraction(self) -> float:
+        """Of all tokens in rows, those that are not computed since a row before has them."""
+        ranks = [rank for one in self.minibatches for rank in one.ranks]
+        saved = sum(total(self._shared(micro)) for rank in ranks for micro in rank)
+        return saved / max(1, total(self.prefixes.lengths))
 
     def left_out(self) -> dict[str, float]:
         """Shares of the tokens sampled by the policy that carry no gradient, by cause and in
@@ -152,6 +165,9 @@ def plan_step(
             some = np.array([bool(one.any()) for one in moved[: len(some)]], dtype=np.bool_)
         keep &= some.repeat(batch.group_sizes) | batch.given
     chosen = np.flatnonzero(keep)
+    prefixes = SharedPrefixes.none(batch.rows.lengths[chosen])
+    if limits.shares:
+        prefixes = SharedPrefixes.of(batch.rows, chosen, _members(batch)[0][chosen])
     return StepPlan(
         batch=batch,
         algorithm=algorithm,
@@ -159,8 +175,9 @@ def plan_step(
         chosen=chosen,
         advantages=advantages[chosen],
         rows=rows,
+        prefixes=prefixes,
         minibatches=plan_minibatches(
-            batch.rows.lengths[chosen].tolist(),
+            prefixes,
             (tokens + batch.stale_tokens)[chosen].tolist(),
             batch.given[chosen].tolist(),
             count=algorithm.minibatches,

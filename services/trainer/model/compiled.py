@@ -8,7 +8,7 @@ from torch import nn
 from transformers import AttentionInterface
 
 from services.protocol.errors import InvalidInput
-from services.trainer.heartbeat import HEARTBEAT
+from services.trainer.model.compiler_watch import watch_compiler
 from services.trainer.model.packed_attention import PACKED, packed_attention
 
 COMPILER = "inductor"
@@ -34,18 +34,6 @@ def compile_layers(layers: nn.ModuleList, backend: str = COMPILER) -> None:
         raise InvalidInput("trainer.compile", True, fix)
     attention = torch.compiler.disable(packed_attention)  # type: ignore[no-untyped-call]
     AttentionInterface.register(PACKED, attention)
-    from torch._dynamo import callback_handler  # private; imports much
-
-    if _begins not in callback_handler.start_callbacks:
-        callback_handler.register_start_callback(_begins)
-        callback_handler.register_end_callback(_ends)
+    watch_compiler()
     for layer in layers:
         layer.forward = torch.compile(layer.forward, dynamic=True, backend=backend)
-
-
-def _begins(_: object) -> None:
-    HEARTBEAT.compiling(True)
-
-
-def _ends(_: object) -> None:
-    HEARTBEAT.compiling(False)

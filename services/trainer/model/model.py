@@ -55,10 +55,11 @@ class Policy(nn.Module):
         logits: Logits,
         gradient_sync: GradientSync,
         context_group: ContextGroup = ALONE,
+        shares: bool = False,
     ) -> None:
         super().__init__()
         self.causal: Any = causal  # a transformers model; torch's types know no attributes
-        self.packs, self._logits = packs, logits
+        self.packs, self.shares, self._logits = packs, shares, logits
         self._gradient_sync, self.context_group = gradient_sync, context_group
         self.routing = Routing(causal)
 
@@ -75,29 +76,29 @@ class Policy(nn.Module):
         Returns:
             float32 logprobs `[N]` with gradient, float32 entropies `[N]` in nats or None.
         """
-        own, count = self.own_tokens(micro), len(micro.target)
+        own = self.own_tokens(micro)
         logprobs, entropies = token_logprobs(
             self.states(micro, own),
             self.causal.get_output_embeddings(),
-            micro.target[own],
+            micro.target[own] if micro.tree is None else micro.tree.target,
             replace(self._logits, temperature=temperature),
             entropy=entropy,
         )
         if entropies is not None:
-            entropies = self.context_group.gather(entropies, own, count)
-        return self.context_group.gather(logprobs, own, count), entropies
+            entropies = self.of_all(entropies, micro, own)
+        return self.of_all(logprobs, micro, own), entropies
 
     def sample(self, micro: MicroBatch, draws: Tensor) -> Tensor:
         """Tokens in place of a micro-batch's targets, sampled at temperature 1.
 
         Args:
-            micro: B rows with N trained tokens.
+            micro: B rows with N trained tokens, and no tree of them.
             draws: `[N]` in [0, 1), one for each token.
 
         Returns:
             int64 `[N]`, without gradient.
         """
-        own, count = self.own_tokens(micro), len(micro.target)
+        own = self.own_tokens(micro)
         states, head = self.states(micro, own), self.causal.get_output_embeddings()
         tokens = []
         for hidden, draw in zip(states.split(_SAMPLED), draws[own].split(_SAMPLED), strict=True):
@@ -106,20 +107,30 @@ class Policy(nn.Module):
             tokens.append(torch.searchsorted(below, draw[:, None])[:, 0])
         # As floats, which hold every token id.
         sampled = torch.cat(tokens).clamp_(max=self.vocabulary - 1).float()
-        return self.context_group.gather(sampled, own, count).long()
+        return self.of_all(sampled, micro, own).long()
 
     def own_tokens(self, micro: MicroBatch) -> slice:
         """Which of the N trained tokens this rank scores: all, or those of its slice."""
         return self.context_group.own_places(micro.position, len(micro.input_ids))
 
     def states(self, micro: MicroBatch, own: slice) -> Tensor:
-        """Last hidden states `[n, hidden]` at the places that predict the `own` tokens."""
+        """Last hidden states `[n, hidden]` at the places that predict the `own` tokens, of a tree
+        `[M, hidden]`."""
+        if micro.tree is not None:
+            states = packed_hidden(self.causal, micro.tree.input_ids, micro.tree)
+            return states.index_select(0, micro.tree.scored)
         if not self.packs:
             states = padded_hidden(self.causal, micro.input_ids, micro.rows)
             return states.index_select(0, micro.position)
         group = self.context_group
         states = packed_hidden(self.causal, micro.input_ids, micro.rows, group)
         return states.index_select(0, micro.position[own] - group.rank * len(states))
+
+    def of_all(self, values: Tensor, micro: MicroBatch, own: slice) -> Tensor:
+        """Values of all N trained tokens from those of the states. Collective."""
+        if micro.tree is not None:
+            return values.index_select(0, micro.tree.again)
+        return self.context_group.gather(values, own, len(micro.target))
 
     def reshard_all(self) -> None:
         """Leave only local shards: after a forward alone the root stays gathered."""
@@ -236,6 +247,7 @@ def _blank_policy(
     policy = kind(
         causal,
         packs=scoring.packs,
+        shares=scoring.shares,
         logits=Logits(
             form=scoring.form, max_bytes=config.logits_bytes, float32=config.float32_logits
         ),

@@ -9,7 +9,7 @@ with the twin's own forward pass with eager attention.
 import copy
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from services.observability.log import Log
 from services.protocol.errors import InvalidInput
 from services.trainer.batch.packing import PackedRows
+from services.trainer.batch.prefix_tree import PrefixTree
 from services.trainer.config import TrainerConfig
 from services.trainer.model.context_parallel import FIELD
 from services.trainer.model.packed_attention import (
@@ -35,6 +36,7 @@ TOLERANCE = 1e-3
 """Nats that a logprob of the twin may differ; float32 leaves about 1e-5."""
 
 _LENGTHS = (29, 12, 5)  # the first beyond two windows, the last within one
+_STEM = 19  # tokens that rows share, beyond two windows
 _SCALES = re.compile(r"(logit|output|head).*(scal|multiplier)")
 _CAPS = re.compile(r"logit.*cap")
 _FEATURES = re.compile(r"window|chunk|cap|scal|multiplier|bias|alibi|sink|types|rope")
@@ -50,12 +52,14 @@ class Scoring:
     Attributes:
         attention: what transformers calls the attention.
         packs: whether rows are laid end to end instead of padded.
+        shares: whether what rows have in common is computed once.
         form: what is done to the output layer's product.
     """
 
     attention: str
     packs: bool
     form: LogitForm
+    shares: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +67,7 @@ class _Checked:
     scoring: Scoring | None
     unpacked: str = ""
     uneven: str = ""
+    unshared: str = ""
 
 
 def check_model(config: TrainerConfig, hugging_face: Any) -> Scoring:
@@ -75,8 +80,9 @@ def check_model(config: TrainerConfig, hugging_face: Any) -> Scoring:
         hugging_face: transformers' configuration of the model.
 
     Raises:
-        InvalidInput: rows cannot be packed and `packing` is `on` or ranks are to share them; or
-            the model's logprobs come out wrong in every way.
+        InvalidInput: rows cannot be packed and `packing` is `on` or ranks are to share them, or
+            cannot share prefixes and `shared_prefixes` is `on`; or the model's logprobs come out
+            wrong in every way.
     """
     key = (type(hugging_face), repr(hugging_face), config.packing != "off")
     if key not in _known:
@@ -97,12 +103,31 @@ def check_model(config: TrainerConfig, hugging_face: Any) -> Scoring:
     if config.packing == "on" and found.unpacked:
         fix = f"Rows of {model} cannot be packed: {found.unpacked}. Choose auto or off."
         raise InvalidInput("trainer.packing", "on", fix)
+    unshared = _unshared(config, found)
+    if config.shared_prefixes == "on" and unshared:
+        fix = f"Rows of {model} cannot share prefixes: {unshared}. Choose auto or off."
+        raise InvalidInput("trainer.shared_prefixes", "on", fix)
     if not dist.is_initialized() or dist.get_rank() == 0:
+        if unshared:
+            _log.info("prefixes_are_not_shared", model=model, why=unshared)
         if found.unpacked:
             _log.warning("rows_are_padded", model=model, why=found.unpacked)
         if found.uneven:
             _log.warning("attention_is_eager", model=model, why=found.uneven)
-    return found.scoring
+    return replace(found.scoring, shares=not unshared)
+
+
+def _unshared(config: TrainerConfig, found: _Checked) -> str:
+    """Why rows do not share prefixes; empty if they do."""
+    if config.shared_prefixes == "off":
+        return "trainer.shared_prefixes is off"
+    if config.packing == "off" or found.unpacked:
+        return "they are padded"
+    if config.context_parallel > 1:
+        return "ranks share them (trainer.context_parallel)"
+    if config.shared_prefixes == "auto" and config.device == "cuda":
+        return "it has not run on CUDA yet; trainer.shared_prefixes: on tries it"
+    return found.unshared
 
 
 _known: dict[Any, _Checked] = {}
@@ -139,7 +164,10 @@ def _check(hugging_face: Any, *, packing: bool) -> _Checked:
     if packing:
         unpacked = _packed_problem(twin, rows, expected, form(twin.config))
         if unpacked == "":
-            return _Checked(scoring=_scoring(PACKED, form, hugging_face))
+            return _Checked(
+                scoring=_scoring(PACKED, form, hugging_face),
+                unshared=_sharing_problem(twin, form(twin.config)),
+            )
         unpacked += _feature(hugging_face, PACKED) if unpacked.startswith("logprobs") else ""
     for attention in ("sdpa", "eager"):
         problem = _problem(twin, attention, rows, expected, form(twin.config))
@@ -152,6 +180,13 @@ def _check(hugging_face: Any, *, packing: bool) -> _Checked:
 
 def _scoring(attention: str, form: partial[LogitForm], hugging_face: Any) -> Scoring:
     return Scoring(attention=attention, packs=attention == PACKED, form=form(hugging_face))
+
+
+def _sharing_problem(twin: Any, form: LogitForm) -> str:
+    first, other, third = _rows()
+    rows = [first, torch.cat([first[:_STEM], other]), torch.cat([first[:_STEM], other[:5], third])]
+    shared = [0, _STEM, _STEM + 5]
+    return _problem(twin, PACKED, rows, _expected(twin, rows), form, shared)
 
 
 def _rows() -> list[Tensor]:
@@ -170,10 +205,16 @@ def _expected(twin: Any, rows: Sequence[Tensor]) -> list[Tensor]:
 
 
 @torch.no_grad()
-def _ours(twin: Any, rows: Sequence[Tensor], form: LogitForm) -> list[Tensor]:
-    lengths = [len(row) for row in rows]
+def _ours(
+    twin: Any, rows: Sequence[Tensor], form: LogitForm, shared: Sequence[int] = ()
+) -> list[Tensor]:
+    lengths, ids = [len(row) for row in rows], torch.cat(list(rows))
     hidden = packed_hidden if twin.config._attn_implementation == PACKED else padded_hidden
-    states = hidden(twin, torch.cat(list(rows)), PackedRows.of(lengths))
+    if shared:
+        tree = PrefixTree.of(ids.numpy(), lengths, shared)
+        states = packed_hidden(twin, tree.input_ids, tree)[tree.at]
+    else:
+        states = hidden(twin, ids, PackedRows.of(lengths))
     found = []
     for row, own in zip(rows, states.split(lengths), strict=True):
         logits = Logits(form=form)
@@ -183,14 +224,19 @@ def _ours(twin: Any, rows: Sequence[Tensor], form: LogitForm) -> list[Tensor]:
 
 
 def _problem(
-    twin: Any, attention: str, rows: Sequence[Tensor], expected: Sequence[Tensor], form: LogitForm
+    twin: Any,
+    attention: str,
+    rows: Sequence[Tensor],
+    expected: Sequence[Tensor],
+    form: LogitForm,
+    shared: Sequence[int] = (),
 ) -> str:
     """What is wrong with this way of scoring; empty if nothing is."""
     try:
         twin.set_attn_implementation(attention)
         if twin.config._attn_implementation != attention:
             return f"its code does not let its attention be {attention}"
-        found = _ours(twin, rows, form)
+        found = _ours(twin, rows, form, shared)
     except Exception as error:  # noqa: BLE001  (code of any architecture runs here)
         return str(error) if isinstance(error, Unpackable) else f"it raises {error!r}"[:300]
     gap = (torch.cat(found) - torch.cat(list(expected))).abs().max().item()

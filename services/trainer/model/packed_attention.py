@@ -14,7 +14,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from services.trainer.batch.packing import PackedRows, RowGroup
+from services.trainer.batch.prefix_tree import PrefixTree
 from services.trainer.model.context_parallel import ALONE, ContextGroup
+from services.trainer.model.tree_attention import tree_attention
 
 PACKED = "millrace_packed"
 """Name of this attention in transformers' registry."""
@@ -33,7 +35,7 @@ def packed_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    packed_rows: PackedRows | None = None,
+    packed_rows: PackedRows | PrefixTree | None = None,
     context_group: ContextGroup = ALONE,
     scaling: float | None = None,
     sliding_window: int | None = None,
@@ -48,7 +50,7 @@ def packed_attention(
         key: `[1, K, T, D]`, H a multiple of K; likewise.
         value: `[1, K, T, D]`; likewise.
         attention_mask: None.
-        packed_rows: the rows.
+        packed_rows: the rows, or their tree.
         context_group: the ranks that share them.
         scaling: of the scores; None for `1 / sqrt(D)`.
         sliding_window: tokens that a token sees, itself counted; None for all before it.
@@ -64,12 +66,16 @@ def packed_attention(
     for name in _UNSUPPORTED:
         if others.get(name) is not None:
             raise Unpackable(f"its attention uses {name}")
-    tokens = 0 if packed_rows is None else len(packed_rows.row)
+    tokens = 0 if packed_rows is None else len(packed_rows.place)
     if packed_rows is None or query.shape[::2] != (1, context_group.width(tokens)):
         raise Unpackable("its layers do not hand packed rows on to their attention")
     if attention_mask is not None or dropout:
         raise Unpackable("its attention has a mask or dropout of its own")
     q, k, v = (one[0].transpose(0, 1) for one in (query, key, value))
+    if isinstance(packed_rows, PrefixTree):
+        if sliding_window is not None and sliding_window < packed_rows.depth:
+            raise Unpackable("its attention does not see all tokens before one")
+        return tree_attention(q, k, v, packed_rows, scaling)[None], None
     if context_group.size == 1:
         return _attended(q, k, v, packed_rows, scaling, sliding_window)[None], None
     q, k, v = context_group.to_heads(q, k, v, tokens)
@@ -121,7 +127,7 @@ def _by_group(
         place = torch.arange(group.width, device=q.device)
         behind = place[:, None] - place
         mask = (behind >= 0) & (behind < window)
-    q, k, v = (_pad(one[group.start : group.end], group) for one in (q, k, v))
+    q, k, v = (group.padded(one) for one in (q, k, v))
     out = scaled_dot_product_attention(
         q,
         k,
@@ -131,27 +137,18 @@ def _by_group(
         scale=scale,
         enable_gqa=q.shape[1] != k.shape[1],
     )
-    flat = out.transpose(1, 2).reshape(group.rows * group.width, q.shape[1], -1)
-    return flat if group.index is None else flat.index_select(0, group.index)
-
-
-def _pad(tokens: Tensor, group: RowGroup) -> Tensor:
-    """`[T, heads, D]` as `[rows, heads, width, D]`."""
-    if group.index is not None:
-        empty = tokens.new_zeros(group.rows * group.width, *tokens.shape[1:])
-        tokens = empty.index_copy(0, group.index, tokens)
-    return tokens.view(group.rows, group.width, *tokens.shape[1:]).transpose(1, 2)
+    return group.flat(out)
 
 
 def packed_hidden(
-    causal: Any, input_ids: Tensor, rows: PackedRows, group: ContextGroup = ALONE
+    causal: Any, input_ids: Tensor, rows: PackedRows | PrefixTree, group: ContextGroup = ALONE
 ) -> Tensor:
     """Last hidden states `[T, hidden]` of packed `input_ids` `[T]`, or of a slice of them.
 
     Args:
         causal: switched to packed rows.
         input_ids: of the whole sequence.
-        rows: in it.
+        rows: in it, or the tree that it is.
         group: the ranks that share it; each gets the states of its slice.
     """
     shared = {} if group.size == 1 else {"context_group": group}

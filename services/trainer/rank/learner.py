@@ -70,6 +70,7 @@ class Learner:
             max_tokens=config.micro_batch_tokens,
             padded=not self._policy.packs,
             attention=attention_share(self._policy.causal),
+            shares=self._policy.shares,
             longest_row=longest_row(self._policy.causal.config.get_text_config()),
         )
         self._base = identify_base(config)

@@ -116,7 +116,10 @@ def report_of(
     first = {one.name: getattr(steps[0], one.name) for one in fields(TrainReport)}
     return replace(
         TrainReport(**first),
-        metrics=steps[0].metrics | plan.left_out() | speed_of(steps, peak_flops),
+        metrics=steps[0].metrics
+        | plan.left_out()
+        | {"shared_prefix_fraction": plan.shared_fraction()}
+        | speed_of(steps, peak_flops),
         advantages=plan.reported_advantages(),
         seconds=steps[0].seconds | {"total": total_s},
         rank_seconds=tuple(one.seconds for one in steps),

@@ -48,6 +48,8 @@ class ExpertBalance:
             return scored
         if not self._policy.packs:
             places = micro.rows.row * micro.rows.longest + micro.rows.place
+        elif micro.tree is not None:
+            places = micro.tree.at  # a token counts in each row that has it
         with routing.watched(places, keep=self._coefficient > 0) as watch:
             scored = self._policy(micro, temperature, entropy)
         self._last = watch

@@ -46,7 +46,7 @@ class ValueModel(Policy):
         """Float32 values `[N]` of the states before the trained tokens."""
         own = self.own_tokens(micro)
         values: Tensor = self.causal.get_output_embeddings()(self.states(micro, own))
-        return self.context_group.gather(values.float().squeeze(-1), own, len(micro.target))
+        return self.of_all(values.float().squeeze(-1), micro, own)
 
 
 class Critic:

@@ -6,6 +6,7 @@ from typing import Self
 
 import torch
 
+from services.trainer.batch.collate import MicroBatch
 from services.trainer.config import TrainerConfig
 from services.trainer.experts.share import share_met
 from services.trainer.model.model import Policy
@@ -74,3 +75,7 @@ class ModelFlops:
     def rows(self, lengths: Iterable[int]) -> float:
         """Of rows with so many tokens each."""
         return float(sum(n * (self.of_token + self.of_pair * n) for n in map(int, lengths)))
+
+    def micro_batch(self, micro: MicroBatch) -> float:
+        """Of its rows; what they share counts once."""
+        return self.rows(micro.rows.lengths) - self.rows(micro.tree.shared if micro.tree else ())

@@ -193,7 +193,7 @@ class TrainStep:
             prepared = held.to(self._device)
             micro = prepared.micro
             HEARTBEAT.enter("micro-batch", index + 1, len(work))
-            self._flops += self._model_flops.rows(micro.rows.lengths) / self._context_group.size
+            self._flops += self._model_flops.micro_batch(micro) / self._context_group.size
             self._policy.reduce_gradients(index == len(work) - 1)
             wanted: Entropy = "gradient" if self._algorithm.entropy_bonus else "value"
             current, entropy = self._balance.score(micro, self._temperature, wanted)
