@@ -46,6 +46,9 @@ def server_arguments(config: RolloutServerConfig) -> Namespace:
             fix = f"vLLM has no such argument; the nearest is {nearest}."
             raise InvalidInput(f"engine_args.{name}", value, fix)
         _refuse_ours(name, value)
+        if config.determinism and name == "enable_prefix_caching" and value:
+            fix = "A prompt found in the cache rounds otherwise: leave it out with determinism."
+            raise InvalidInput(f"engine_args.{name}", value, fix)
         try:
             setattr(arguments, name, parser.parsed(name, value))
         except ValueError as problem:
@@ -82,7 +85,7 @@ def _chosen(config: RolloutServerConfig) -> dict[str, Any]:
         "load_format": "dummy",
         # Behaviour logprobs are those of the distribution that was sampled from.
         "logprobs_mode": "processed_logprobs",
-        "enable_prefix_caching": config.in_flight != "keep_stale",
+        "enable_prefix_caching": config.in_flight != "keep_stale" and not config.determinism,
         "enable_scale_out": True,
         "weight_transfer_config": WeightTransferConfig(backend="millrace_staged"),
         "worker_extension_cls": f"{_PACKAGE}.weights.weight_loader.WeightLoaderExtension",

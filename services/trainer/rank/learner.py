@@ -112,6 +112,7 @@ class Learner:
             InvalidInput: the user's own loss cannot be used, or there are checkpoints and none
                 is good.
         """
+        torch.use_deterministic_algorithms(start.determinism)
         self._user_loss = load_user_loss(start.algorithm, allowed=self._config.user_losses)
         check_memory(self._config, start.algorithm)
         check_balance(self._policy, start.algorithm.router_aux_loss_coef)
