@@ -85,3 +85,23 @@ def test_the_check_takes_what_vllm_takes() -> None:
     config = RolloutServerConfig(model="m", engine_args={"kv_cache_dtype": "auto"})
     scaled = config.model_copy(update={"replicas": 12, "max_replicas": 2})
     assert check_engine_arguments({"rollout_server": scaled}, source="deploy.yaml")
+
+
+def test_an_engine_that_repeats_its_answers_computes_each_alone() -> None:
+    config = RolloutServerConfig(model="m", determinism=True, max_num_seqs=1, max_replicas=2)
+    assert not server_arguments(config).enable_prefix_caching
+    assert environment(config)["OMP_NUM_THREADS"] == "1"
+    assert "VLLM_BATCH_INVARIANT" not in environment(config)
+    on_gpu = RolloutServerConfig(model="m", determinism=True, device="cuda")
+    assert not server_arguments(on_gpu).enable_prefix_caching
+    assert environment(on_gpu)["VLLM_BATCH_INVARIANT"] == "1"
+    assert "VLLM_BATCH_INVARIANT" not in environment(RolloutServerConfig(model="m", device="cuda"))
+
+
+def test_an_engine_that_cannot_repeat_its_answers_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"max_num_seqs: 64 .* set max_num_seqs: 1"):
+        RolloutServerConfig(model="m", determinism=True)
+    cached = {"enable_prefix_caching": True}
+    config = RolloutServerConfig(model="m", determinism=True, max_num_seqs=1, engine_args=cached)
+    with pytest.raises(InvalidInput, match="leave it out with determinism"):
+        server_arguments(config)
