@@ -3,8 +3,8 @@
     python -m benchmarks.determinism
 
 The example's model on the services of deploy/laptop.yaml, in `sync`. The two ways take turns, each
-with services of its own: `determinism` in both files and `max_num_seqs: 1`, or neither. The first
-step of each run is left out. The checkpoints of the runs with determinism must be equal.
+with services of its own: `determinism: true` in both files, or in neither. The first step of each
+run is left out. The checkpoints of the runs with determinism must be equal.
 """
 
 import json
@@ -26,7 +26,7 @@ from services.protocol.run.orchestrator import RunConfig, RunState
 from services.trainer.checkpoints.folder import choose
 
 RUN_FILE = Path("examples/tiny_code/run.yaml")
-ENGINES = {"plain": {}, "repeats": {"determinism": True, "max_num_seqs": 1}}
+WAYS = "plain", "repeats"
 _LOOK_S, _LONGEST_S = 0.5, 1800.0
 
 
@@ -37,12 +37,12 @@ def main() -> None:
     ).parse_args()
     rounds = []
     for round_ in range(options.rounds):
-        rounds.append({way: run(way, options.steps) for way in in_turn(list(ENGINES), round_)})
+        rounds.append({way: run(way == "repeats", options.steps) for way in in_turn(WAYS, round_)})
     report(by_name(rounds))
     write(options.json, {**machine(), "rounds": rounds})
 
 
-def run(way: str, steps: int) -> dict[str, Any]:
+def run(repeats: bool, steps: int) -> dict[str, Any]:
     """Medians over the steps of a run, seconds, and the digests of its last checkpoint."""
     demo = DemoOptions(seed=0, port=free_port(), steps=steps)
     with tempfile.TemporaryDirectory(prefix="determinism-") as folder:
@@ -51,10 +51,10 @@ def run(way: str, steps: int) -> dict[str, Any]:
             "run_root": folder,
             "schedule": {"preset": "sync"},
             "evaluation": {"tasks": 1},
-            "determinism": way == "repeats",
+            "determinism": repeats,
         }
         config = RunConfig.model_validate(plain | changes)
-        with deployed(demo, Console(quiet=True), rollout_server=ENGINES[way]):
+        with deployed(demo, Console(quiet=True), rollout_server={"determinism": repeats}):
             run_dir = finished(demo.url, config)
         text = (run_dir / "metrics.jsonl").read_text()
         lines = [json.loads(line) for line in text.splitlines()][1:]
@@ -82,7 +82,7 @@ def finished(url: str, config: RunConfig) -> Path:
 
 def report(ways: dict[str, list[dict[str, Any]]]) -> None:
     """A table of both ways, the ratios, and whether the repeating runs were equal."""
-    plain, repeats = (by_name(ways[way]) for way in ENGINES)
+    plain, repeats = (by_name(ways[way]) for way in WAYS)
     names = {"sampling_s": "a batch is sampled, s", "step_s": "a step and its wait, s"}
     rows = []
     for name, says in names.items():

@@ -35,8 +35,9 @@ class RolloutServerConfig(StrictModel):
         enforce_eager: no compilation and no CUDA graphs; starts faster.
         seed: engine's sampling seed.
         determinism: an answer to a request with a seed does not depend on what is computed beside
-            or before it. On CPU one sequence at a time in one thread, on CUDA vLLM's
-            batch-invariant kernels; no prefix caching (docs/training.md, "Runs that repeat").
+            or before it. On CPU the engine computes one sequence at a time, in one thread, on CUDA
+            with vLLM's batch-invariant kernels; no prefix caching (docs/training.md, "Runs that
+            repeat").
         in_flight: what a commit does to requests that are being generated: "keep" freezes
             them and recomputes their KV cache under the new weights, "keep_stale" keeps
             the KV cache (and turns prefix caching off, so that no new request meets it),
@@ -94,16 +95,6 @@ class RolloutServerConfig(StrictModel):
             raise ValueError(
                 f"max_replicas: {self.max_replicas} is less than replicas: {self.replicas}, the "
                 "fewest; give at least as many"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _computes_an_answer_alone(self) -> "RolloutServerConfig":
-        if self.determinism and self.device == "cpu" and self.max_num_seqs > 1:
-            raise ValueError(
-                f"max_num_seqs: {self.max_num_seqs} sequences together round otherwise than one "
-                "alone, and vLLM has kernels that do not for GPUs only; with determinism: true on "
-                "device: cpu set max_num_seqs: 1"
             )
         return self
 

@@ -88,20 +88,23 @@ def test_the_check_takes_what_vllm_takes() -> None:
 
 
 def test_an_engine_that_repeats_its_answers_computes_each_alone() -> None:
-    config = RolloutServerConfig(model="m", determinism=True, max_num_seqs=1, max_replicas=2)
-    assert not server_arguments(config).enable_prefix_caching
+    config = RolloutServerConfig(model="m", determinism=True, max_replicas=2)
+    made = server_arguments(config)
+    engine = AsyncEngineArgs.from_cli_args(made)
+    assert (engine.max_num_active_seqs, engine.enable_prefix_caching) == (1, False)
     assert environment(config)["OMP_NUM_THREADS"] == "1"
     assert "VLLM_BATCH_INVARIANT" not in environment(config)
     on_gpu = RolloutServerConfig(model="m", determinism=True, device="cuda")
-    assert not server_arguments(on_gpu).enable_prefix_caching
+    made = server_arguments(on_gpu)
+    assert (made.max_num_active_seqs, made.enable_prefix_caching) == (None, False)
     assert environment(on_gpu)["VLLM_BATCH_INVARIANT"] == "1"
     assert "VLLM_BATCH_INVARIANT" not in environment(RolloutServerConfig(model="m", device="cuda"))
 
 
-def test_an_engine_that_cannot_repeat_its_answers_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"max_num_seqs: 64 .* set max_num_seqs: 1"):
-        RolloutServerConfig(model="m", determinism=True)
-    cached = {"enable_prefix_caching": True}
-    config = RolloutServerConfig(model="m", determinism=True, max_num_seqs=1, engine_args=cached)
-    with pytest.raises(InvalidInput, match="leave it out with determinism"):
+@pytest.mark.parametrize(
+    ("name", "value"), [("enable_prefix_caching", True), ("max_num_active_seqs", 8)]
+)
+def test_an_argument_by_which_answers_would_not_repeat_is_refused(name: str, value: Any) -> None:
+    config = RolloutServerConfig(model="m", determinism=True, engine_args={name: value})
+    with pytest.raises(InvalidInput, match="`determinism: true` decides it"):
         server_arguments(config)
