@@ -107,6 +107,7 @@ class RunStart:
         updates: optimizer steps that the run is to make, over which the learning rate decays.
         origin: folder with checkpoints of another run, from which this one branches off: the
             policy of the newest good one is loaded, and nothing else of it. Empty: no branch.
+        determinism: compute with kernels that repeat their bytes, or fail.
     """
 
     run_id: str
@@ -116,6 +117,7 @@ class RunStart:
     seed: int
     updates: int = 0
     origin: str = ""
+    determinism: bool = False
 
 
 def checkpoint_bytes(parameters: int) -> int:

@@ -68,3 +68,13 @@ class Trajectory:
     def newest_version(self) -> int:
         """The largest policy version in the trajectory."""
         return max(span.version for span in self.spans)
+
+    @property
+    def was_continued(self) -> bool:
+        """Whether a call's answer was cut and continued: its random numbers, and the rounding of
+        what its last tokens saw, are others than without the cut.
+
+        Between two calls stand tokens that nobody sampled.
+        """
+        mask = self.loss_mask
+        return any(mask[span.start - 1] and mask[span.start] for span in self.spans[1:])

@@ -34,6 +34,10 @@ class RolloutServerConfig(StrictModel):
             nor KV cache; the weights come back from the node's relay.
         enforce_eager: no compilation and no CUDA graphs; starts faster.
         seed: engine's sampling seed.
+        determinism: an answer to a request with a seed does not depend on what is computed beside
+            or before it. On CPU the engine computes one sequence at a time, in one thread, on CUDA
+            with vLLM's batch-invariant kernels; no prefix caching (docs/training.md, "Runs that
+            repeat").
         in_flight: what a commit does to requests that are being generated: "keep" freezes
             them and recomputes their KV cache under the new weights, "keep_stale" keeps
             the KV cache (and turns prefix caching off, so that no new request meets it),
@@ -73,6 +77,7 @@ class RolloutServerConfig(StrictModel):
     kept_on_gpu: Literal["none", "weights"] = "none"
     enforce_eager: bool = True
     seed: int = 0
+    determinism: bool = False
     in_flight: Literal["keep", "keep_stale", "drain", "abort"] = "keep"
     lora_rank: int | None = Field(default=None, ge=1, le=512)
     keep_copy: bool = False

@@ -238,6 +238,7 @@ class RolloutReplica:
             node_id=self._node.ray_id,
             has_gpu=self._config.device == "cuda",
             quantised=self._quantised,
+            deterministic=self._config.determinism,
             held=self._loader.held if self._loader is not None else Hold.NONE,
             devices=self._devices.names if self._devices is not None else (),
             interfaces=network_interfaces(),

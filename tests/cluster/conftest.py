@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,8 @@ class Cluster:
     metrics_url: str
     model_dir: Path
     folder: Path
+    content: dict[str, Any]
+    private: PrivateCluster
 
     @property
     def openai(self) -> OpenAI:
@@ -70,6 +73,24 @@ class Cluster:
         while not true():
             assert time.monotonic() < deadline, f"not in {timeout_s:g} s: {what}; {self.table()}"
             time.sleep(0.1)
+
+    def change_engines(self, replicas: int, **args: Any) -> None:
+        """Deploy the file again, with so many replicas and these arguments beside its own.
+
+        Serve starts engines for new arguments, and only ends some for fewer replicas.
+        """
+        content = deepcopy(self.content)
+        for application in content["applications"]:
+            if application["name"] == "rollout_server":
+                application["args"] |= args
+                application["deployments"] = [{"name": "rollout_server", "num_replicas": replicas}]
+        self.private.deploy(content, Console(quiet=True), timeout_s=READY_S, changing=True)
+        wanted = args.get("determinism", False)
+
+        def replaced() -> bool:
+            return [one.deterministic for one in self.table().leased] == [wanted] * replicas
+
+        self.wait_for(replaced, f"{replicas} leased replicas, and none of before")
 
     def metrics(self) -> list[str]:
         """Those of `METRICS` that Prometheus would scrape now."""
@@ -154,7 +175,14 @@ def started_cluster(
         replicas = cluster.deploy(content, quiet, timeout_s=ready_s, changing=True)
         wait_until_leased(url, replicas, timeout_s=ready_s)
         metrics_url = cluster.metrics_url
-        yield Cluster(url=url, metrics_url=metrics_url, model_dir=model_dir, folder=folder)
+        yield Cluster(
+            url=url,
+            metrics_url=metrics_url,
+            model_dir=model_dir,
+            folder=folder,
+            content=content,
+            private=cluster,
+        )
     os.environ.clear()
     os.environ.update(environment)
 

@@ -328,6 +328,7 @@ class FakeRouter:
     sampled: int = 0
     hold: Callable[[Asked, int], Awaitable[None]] | None = None
     delay: Callable[[Asked, int], float] = lambda asked, index: 0.0
+    moves: Callable[[Asked, int], bool] = lambda asked, index: False
     sessions: FakeSessions | None = None
     floors: dict[str, int] = field(default_factory=dict)
     interrupted: asyncio.Event = field(default_factory=asyncio.Event)
@@ -390,6 +391,10 @@ class FakeRouter:
         if self.answers is not None:
             good = self.answers(asked, index, first)
         spans = [[first, 0, 1, name], [last, 1, len(tokens), name]]
+        if self.moves(asked, index):
+            spans[1][3] = "another"
+        elif first == last:
+            spans = [[first, 0, len(tokens), name]]
         return {
             "choices": [
                 {

@@ -85,3 +85,26 @@ def test_the_check_takes_what_vllm_takes() -> None:
     config = RolloutServerConfig(model="m", engine_args={"kv_cache_dtype": "auto"})
     scaled = config.model_copy(update={"replicas": 12, "max_replicas": 2})
     assert check_engine_arguments({"rollout_server": scaled}, source="deploy.yaml")
+
+
+def test_an_engine_that_repeats_its_answers_computes_each_alone() -> None:
+    config = RolloutServerConfig(model="m", determinism=True, max_replicas=2)
+    made = server_arguments(config)
+    engine = AsyncEngineArgs.from_cli_args(made)
+    assert (engine.max_num_active_seqs, engine.enable_prefix_caching) == (1, False)
+    assert environment(config)["OMP_NUM_THREADS"] == "1"
+    assert "VLLM_BATCH_INVARIANT" not in environment(config)
+    on_gpu = RolloutServerConfig(model="m", determinism=True, device="cuda")
+    made = server_arguments(on_gpu)
+    assert (made.max_num_active_seqs, made.enable_prefix_caching) == (None, False)
+    assert environment(on_gpu)["VLLM_BATCH_INVARIANT"] == "1"
+    assert "VLLM_BATCH_INVARIANT" not in environment(RolloutServerConfig(model="m", device="cuda"))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("enable_prefix_caching", True), ("max_num_active_seqs", 8)]
+)
+def test_an_argument_by_which_answers_would_not_repeat_is_refused(name: str, value: Any) -> None:
+    config = RolloutServerConfig(model="m", determinism=True, engine_args={name: value})
+    with pytest.raises(InvalidInput, match="`determinism: true` decides it"):
+        server_arguments(config)

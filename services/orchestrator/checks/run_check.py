@@ -37,6 +37,7 @@ class DeploymentFacts:
         score_queue: answers that may wait to be graded.
         models: names that the rollout servers serve.
         max_model_len: longest prompt and answer together that they take, tokens.
+        deterministic: their answers do not depend on what is computed beside them.
         max_choices: answers that the router takes in one request.
         ranks: of the trainer.
         checkpoint_bytes: of one checkpoint.
@@ -50,6 +51,7 @@ class DeploymentFacts:
     score_queue: int | None = None
     models: tuple[str, ...] | None = None
     max_model_len: int | None = None
+    deterministic: bool | None = None
     max_choices: int | None = None
     ranks: int | None = None
     checkpoint_bytes: int | None = None
@@ -77,6 +79,7 @@ async def deployment_facts(
         score_queue=config.score_queue,
         models=tuple(sorted({member.model for member in members})) or None,
         max_model_len=min((member.max_model_len for member in members), default=None),
+        deterministic=all(member.deterministic for member in members) if members else None,
         max_choices=load.max_choices if load else None,
         ranks=(state.world_size or None) if state else None,  # 0: they are starting
         # The checkpoints of a resumed run are on disk already, and replace each other.
@@ -158,6 +161,12 @@ def _of_rollout(run: RunConfig, facts: DeploymentFacts) -> Iterator[InvalidInput
             "max_model_len): less."
         )
         yield InvalidInput("sampling.max_tokens", longest, fix)
+    if run.determinism and facts.deterministic is False:
+        fix = (
+            "An answer of these engines depends on what they compute beside it: set `determinism: "
+            "true` in the rollout servers' args, or leave it out here."
+        )
+        yield InvalidInput("determinism", True, fix)
     if facts.max_choices is not None and run.group_size > facts.max_choices:
         fix = f"The router refuses more than its max_choices, {facts.max_choices}."
         yield InvalidInput("group_size", run.group_size, fix)

@@ -82,4 +82,5 @@ class RunContext:
             temperature=self.run.sampling.temperature,
             seed=self.run.seed,
             updates=self.run.steps * self.run.algorithm.updates,
+            determinism=self.run.determinism,
         )

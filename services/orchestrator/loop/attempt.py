@@ -16,7 +16,12 @@ from services.orchestrator.core.context import RunContext
 from services.orchestrator.core.results import Graded, GroupResult
 from services.orchestrator.observers.group_telemetry import GroupTraces
 from services.orchestrator.rollout.limits import RolloutLimits
-from services.orchestrator.rollout.rollout import RolloutRequest, Sampler, sampling_seed
+from services.orchestrator.rollout.rollout import (
+    RolloutFailed,
+    RolloutRequest,
+    Sampler,
+    sampling_seed,
+)
 from services.orchestrator.rollout.scoring import BatchBarrier, Scorer, known, weighed
 from services.orchestrator.rollout.teacher import Teacher, TeacherFailed
 from services.protocol.reward.reward_service import Score, ScoreJob, Verdict
@@ -82,6 +87,11 @@ class Answers:
     def oldest_version(self) -> int:
         """The smallest policy version in any of them."""
         return min(trajectory.oldest_version for _, trajectory, _ in self.arrived)
+
+    @property
+    def continued(self) -> bool:
+        """Whether some are not what they would be without a fault."""
+        return any(trajectory.was_continued for _, trajectory, _ in self.arrived)
 
     async def scores(self) -> tuple[list[Graded], list[Score]]:
         """Wait for all scores: those with a reward, in choice order, and those without."""
@@ -234,6 +244,8 @@ class Attempts:
             with tracing.span("rollout", self._traces.of(group.group_id)) as rollout:
                 rolling.request = self._request(group, task, rollout.headers)
                 await self.sampler.sample(rolling.request, arrived)
+                if self._run.determinism and answers.continued:
+                    raise RolloutFailed("continued", "a replica went on with another one's answer")
                 rollout.set(tokens=answers.tokens)
         finally:
             rolling.request = None
@@ -262,7 +274,10 @@ class Attempts:
             n=1 if task.given else self._run.group_size,
             temperature=self._run.sampling.temperature,
             max_tokens=self._run.sampling.max_tokens,
-            seed=sampling_seed(self._run.seed, prompt.position, group.attempt),
+            # With `determinism` a group that is sampled again gets the same answers.
+            seed=sampling_seed(
+                self._run.seed, prompt.position, 0 if self._run.determinism else group.attempt
+            ),
             limits=RolloutLimits.of(self._run),
             task=task,
             version=self._context.fleet.live_version or 0,

@@ -73,10 +73,10 @@ class RolloutFailed(RuntimeError):
 
     Attributes:
         reason: short name for counting: `deadline`, `no_progress`, `connection`, `http_500`,
-            `error_event`, `bad_event` or `incomplete`; of an episode also `environment_raised`,
-            `environment_timeout`, `environment_stalled`, `environment_died`,
-            `environment_result`, `environment_never_called` or `environment_unrecorded`, or that
-            of a `services.workspaces.client.WorkspaceFailed`.
+            `error_event`, `bad_event`, `incomplete` or, with `determinism`, `continued`; of an
+            episode also `environment_raised`, `environment_timeout`, `environment_stalled`,
+            `environment_died`, `environment_result`, `environment_never_called` or
+            `environment_unrecorded`, or that of a `services.workspaces.client.WorkspaceFailed`.
         retryable: False when the request itself was refused.
     """
 

@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from services.protocol.run.algorithm import AlgorithmConfig
 from services.protocol.run.algorithm_preset import fill_in_run
+from services.protocol.run.determinism import unrepeatable
 from services.protocol.run.evaluation import DEFAULT_SET, Evaluation, EvaluationConfig
 from services.protocol.run.schedule import ScheduleConfig
 from services.protocol.run.task import (
@@ -57,6 +58,8 @@ class RunConfig(StrictModel):
         run_root: folder in which the run directory is made; relative as above.
         model: served model name, as in the deployment.
         seed: of prompt order and of the trainer.
+        determinism: two runs of this file end with the same bytes (docs/training.md, "Runs that
+            repeat"), or it is refused; needs rollout servers with `determinism: true`.
         steps: train steps.
         batch_groups: sample groups per train step.
         group_size: trajectories per sample group; 1 only for an advantage without a baseline
@@ -82,6 +85,7 @@ class RunConfig(StrictModel):
     run_root: str = "runs"
     model: str
     seed: int = Field(default=0, ge=0)
+    determinism: bool = False
     steps: int = Field(ge=1)
     batch_groups: int = Field(ge=1)
     group_size: int = Field(ge=1)
@@ -123,6 +127,7 @@ class RunConfig(StrictModel):
             )
             raise wrong_field("algorithm.distillation.context", taught.context, fix)
         self._has_given_answers()
+        self._can_repeat()
         known = [source.evaluation_set or DEFAULT_SET for source in self.task_sources]
         for name in self.evaluation.sets:
             if name not in known:
@@ -141,6 +146,13 @@ class RunConfig(StrictModel):
                 "reinforce has no ratio that corrects for them: set ratio_anchor: proximal."
             )
             raise wrong_field("algorithm.ratio_anchor", algorithm.ratio_anchor, fix)
+
+    def _can_repeat(self) -> None:
+        if self.determinism:
+            places = [self.environment_of(source) for source in self.task_sources]
+            found = unrepeatable(self.schedule, self.curriculum, self.algorithm, places)
+            for field, value, fix in found:
+                raise wrong_field(field, value, f"{fix}, or leave determinism out.")
 
     def _has_given_answers(self) -> None:
         warmup = self.algorithm.cross_entropy.warmup_steps

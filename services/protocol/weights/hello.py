@@ -31,6 +31,7 @@ class ReplicaHello:
         interfaces: see `TrainerHello`.
         aliases: more names of the model that it serves.
         quantised: its engine computes with weights of 8 bits, which it makes from those sent.
+        deterministic: its answers do not depend on what is computed beside them.
     """
 
     replica_id: str
@@ -50,6 +51,7 @@ class ReplicaHello:
     interfaces: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     quantised: bool = False
+    deterministic: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

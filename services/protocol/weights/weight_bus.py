@@ -231,6 +231,7 @@ class Member:
         node_id: see `ReplicaHello`.
         devices: see `ReplicaHello`.
         aliases: see `ReplicaHello`.
+        deterministic: see `ReplicaHello`.
     """
 
     replica_id: str
@@ -246,6 +247,7 @@ class Member:
     node_id: str = ""
     devices: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
+    deterministic: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:

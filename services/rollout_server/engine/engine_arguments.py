@@ -27,6 +27,7 @@ _ONE_ONLY = (
     "data_parallel_size",
     "prefill_context_parallel_size",
 )
+_REPEATING = ("enable_prefix_caching", "max_num_active_seqs")
 
 
 def server_arguments(config: RolloutServerConfig) -> Namespace:
@@ -45,7 +46,7 @@ def server_arguments(config: RolloutServerConfig) -> Namespace:
             (nearest,) = get_close_matches(name, parser.actions, n=1, cutoff=0.0) or [""]
             fix = f"vLLM has no such argument; the nearest is {nearest}."
             raise InvalidInput(f"engine_args.{name}", value, fix)
-        _refuse_ours(name, value)
+        _refuse_ours(name, value, config)
         try:
             setattr(arguments, name, parser.parsed(name, value))
         except ValueError as problem:
@@ -53,7 +54,7 @@ def server_arguments(config: RolloutServerConfig) -> Namespace:
     return arguments
 
 
-def _refuse_ours(name: str, value: Any) -> None:
+def _refuse_ours(name: str, value: Any, config: RolloutServerConfig) -> None:
     fix = ""
     if name in _OURS:
         fix = "The rollout server sets it itself."
@@ -61,6 +62,8 @@ def _refuse_ours(name: str, value: Any) -> None:
         fix = f"Set {name} itself, beside engine_args: it decides more than vLLM's argument."
     elif name in _ONE_ONLY and value != 1:
         fix = "Leave it at 1: weights reach the workers of tensor parallelism only."
+    elif name in _REPEATING and config.determinism:
+        fix = "`determinism: true` decides it: leave one of the two out."
     if fix:
         raise InvalidInput(f"engine_args.{name}", value, fix)
 
@@ -82,12 +85,16 @@ def _chosen(config: RolloutServerConfig) -> dict[str, Any]:
         "load_format": "dummy",
         # Behaviour logprobs are those of the distribution that was sampled from.
         "logprobs_mode": "processed_logprobs",
-        "enable_prefix_caching": config.in_flight != "keep_stale",
+        "enable_prefix_caching": config.in_flight != "keep_stale" and not config.determinism,
         "enable_scale_out": True,
         "weight_transfer_config": WeightTransferConfig(backend="millrace_staged"),
         "worker_extension_cls": f"{_PACKAGE}.weights.weight_loader.WeightLoaderExtension",
         "distributed_executor_backend": f"{_PACKAGE}.engine.vllm_patches.executors.{executor}",
     }
+    if config.determinism and config.device == "cpu":
+        # Sequences that are computed together round otherwise than one alone, and vLLM has kernels
+        # that do not for GPUs only.
+        chosen["max_num_active_seqs"] = 1
     if config.tracing is not None:
         # Its spans go below those that the router names in the headers of a request.
         chosen["otlp_traces_endpoint"] = config.tracing.traces_url

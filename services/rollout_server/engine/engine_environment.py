@@ -37,11 +37,15 @@ def environment(config: RolloutServerConfig) -> dict[str, str]:
         # the time.
         cores = len(os.sched_getaffinity(0)) - 1
         threads = max(1, cores // (config.most_replicas * config.tensor_parallel_size))
+        if config.determinism:
+            threads = 1  # else sums would depend on the machine and the number of replicas
         variables |= {
             "OMP_NUM_THREADS": str(threads),
             # Binding threads to cores assumes that the engine is alone on the machine.
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         }
+    elif config.determinism:
+        variables["VLLM_BATCH_INVARIANT"] = "1"
     if config.enforce_eager:
         # Without it the logprob kernel alone is still compiled at the first request: 2.5 s,
         # and a C++ compiler that an ordinary machine may not have.

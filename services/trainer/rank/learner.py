@@ -114,6 +114,7 @@ class Learner:
             InvalidInput: the user's own loss cannot be used, the optimizer does not go with the
                 trainer's settings, or there are checkpoints and none is good.
         """
+        torch.use_deterministic_algorithms(start.determinism)
         self._user_loss = load_user_loss(start.algorithm, allowed=self._config.user_losses)
         if start.algorithm.optimizer == "muon":
             refuse_muon(self._config)

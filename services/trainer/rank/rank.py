@@ -65,6 +65,8 @@ class TrainerRank:
         # costs several times the copy.
         os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
         if config.device == "cuda":
+            # As large as torch's own; without it torch refuses `RunStart.determinism`.
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             _set_allocators(pins=config.offload != "none" or config.activation_offload)
         self._torch = ThreadPoolExecutor(
             1, thread_name_prefix="torch", initializer=name_torch_thread

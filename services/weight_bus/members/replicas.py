@@ -258,4 +258,5 @@ class Replicas:
             node_id=hello.node_id,
             devices=hello.devices,
             aliases=hello.aliases,
+            deterministic=hello.deterministic,
         )
