@@ -89,7 +89,10 @@ def _presets() -> str:
 
 def _keys(preset: AlgorithmPreset) -> Iterator[str]:
     for key, value in preset.keys.items():
-        yield f"`{key}: {value}`"
+        if isinstance(value, dict):
+            yield from (f"`{key}.{name}: {one}`" for name, one in value.items())
+        else:
+            yield f"`{key}: {value}`"
     for key, share in preset.of_longest.items():
         yield f"`{key}`: " + ("`max_tokens`" if share == 1 else f"{share:g} `max_tokens`")
     for key, value in preset.schedule.items():

@@ -8,6 +8,12 @@ from services.protocol.errors import InvalidInput
 from services.protocol.run.algorithm_preset import ALGORITHM_PRESETS
 from services.protocol.run.orchestrator import RunConfig
 
+LEFT = {
+    "on_policy_distillation": {"distillation": {"teacher": "large"}},
+    "self_distillation": {"distillation": {"context": "A right answer: {solution}"}},
+}
+"""Keys without which a preset is no run."""
+
 RUN = {"name": "r", "model": "m", "task_file": "t", "steps": 1, "batch_groups": 1, "group_size": 2}
 
 
@@ -42,6 +48,24 @@ def test_dr_grpo_divides_by_the_longest_answer() -> None:
     assert mine.fixed_length is None
 
 
+@pytest.mark.parametrize("name", LEFT)
+def test_a_distilled_run_learns_from_every_answer_of_its_teacher_alone(name: str) -> None:
+    found = run(algorithm={"preset": name} | LEFT[name], group_size=1).algorithm
+    assert found.distillation is not None
+    assert found.distillation.teacher == ("large" if name.startswith("on") else "policy")
+    assert not found.has_rewards
+    assert found.learns_from_equal_rewards
+    with pytest.raises(InvalidInput, match=r"algorithm\.distillation"):
+        run(algorithm={"preset": name})
+
+
+def test_a_run_file_changes_one_key_of_a_presets_distillation() -> None:
+    keys = {"preset": "self_distillation", "distillation": {"context": "so", "rewards": 0.5}}
+    taught = run(algorithm=keys).algorithm.distillation
+    assert taught is not None
+    assert (taught.teacher, taught.divergence, taught.rewards) == ("policy", "reverse_kl", 0.5)
+
+
 STALE = [{"preset": "async"}, {"max_staleness": 1}]
 
 
@@ -66,7 +90,7 @@ def test_a_loss_without_a_ratio_is_refused_where_nothing_corrects_it(
 
 @pytest.mark.parametrize("name", ALGORITHM_PRESETS)
 def test_a_preset_alone_makes_a_run_that_is_resolved_only_once(name: str) -> None:
-    found = run(algorithm={"preset": name})
+    found = run(algorithm={"preset": name} | LEFT.get(name, {}))
     again = RunConfig.model_validate(found.model_dump(mode="json"))
     assert again == found
     assert ALGORITHM_PRESETS[name].left

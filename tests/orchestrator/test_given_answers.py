@@ -80,14 +80,20 @@ async def test_answers_of_no_weight_are_used_in_the_warm_up_alone(tmp_path: Path
     assert [line["given_answers"] for line in metric_lines(status)] == [4, 4, 0, 0, 0, 0]
 
 
-async def test_a_run_that_is_stopped_in_its_warm_up_goes_on_in_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("steps", [1, WARMUP, WARMUP + 2])
+async def test_a_run_that_is_stopped_in_or_after_its_warm_up_goes_on_there(
+    tmp_path: Path, steps: int
+) -> None:
     async with world(tmp_path, more_routes=routes) as cluster:
         whole = config(tmp_path, weight=0.0)
-        first = await run_to_end(cluster, whole.model_copy(update={"steps": 1}))
+        first = await run_to_end(cluster, whole.model_copy(update={"steps": steps}))
         assert first.state is RunState.FINISHED, first.detail
         again = await run_to_end(cluster, whole, resume=first.run_id)
         assert again.state is RunState.FINISHED, again.detail
+        batches = [batch for _, batch in cluster.trainer.batches]
     assert [line["given_answers"] for line in metric_lines(again)] == [4, 4, 0, 0, 0, 0]
+    taken = [group.group_id for batch in batches for group in batch.groups]
+    assert len(taken) == len(set(taken)), "one ledger: nothing is learned from twice"
 
 
 async def test_a_template_that_renders_a_prompt_otherwise_is_named(tmp_path: Path) -> None:

@@ -8,9 +8,12 @@ from services.protocol.run.schedule import may_be_stale
 
 PresetName = Literal[
     "grpo", "dr_grpo", "dapo", "dppo", "gspo", "cispo", "sapo", "rloo", "maxrl", "lite_ppo",
-    "reinforce_plus_plus", "reinforce_plus_plus_baseline", "ppo"
+    "reinforce_plus_plus", "reinforce_plus_plus_baseline", "ppo",
+    "on_policy_distillation", "self_distillation",
 ]  # fmt: skip
 _PPO_CLIP = {"clip_low": 0.2, "clip_high": 0.2}
+_WEIGHTED = {"loss": "cispo", "clip_low": 1.0, "clip_high": 4.0, "aggregation": "token_mean"}
+"""An importance weight times the advantage of every token, with no lower bound."""
 _TOGETHER = {"fixed_length": "aggregation", "overlong_buffer": "overlong_limit"}
 """Keys that mean nothing without another: where the run file has that one, they are its own."""
 
@@ -60,7 +63,7 @@ ALGORITHM_PRESETS: dict[str, AlgorithmPreset] = {
         left="batch size, `minibatches: 4` and learning rate",
     ),
     "cispo": AlgorithmPreset(
-        keys={"loss": "cispo", "clip_low": 1.0, "clip_high": 4.0, "aggregation": "token_mean"},
+        keys=_WEIGHTED,
         left="DAPO's `schedule.dynamic_sampling` and length penalty (`overlong_limit`, "
         "`overlong_buffer`), which the paper uses as well; it does not publish its `clip_high`",
     ),
@@ -98,6 +101,22 @@ ALGORITHM_PRESETS: dict[str, AlgorithmPreset] = {
     "ppo": AlgorithmPreset(
         keys={**_PPO_CLIP, "advantage": "gae", "aggregation": "token_mean"},
         left="several epochs over a batch (`passes`), `minibatches`, `entropy_bonus` and `kl`",
+    ),
+    # "On-Policy Distillation", Thinking Machines (2025); GKD, arXiv 2306.13649, with lambda = 1.
+    "on_policy_distillation": AlgorithmPreset(
+        keys={**_WEIGHTED, "distillation": {"divergence": "reverse_kl", "rewards": 0.0}},
+        left="`distillation.teacher`; the weight of a token, which the source does not bound; "
+        "`group_size: 1`, as no two answers are compared",
+    ),
+    # SDFT, arXiv 2601.19897, and OPSD, arXiv 2601.18734.
+    "self_distillation": AlgorithmPreset(
+        keys={
+            **_WEIGHTED,
+            "distillation": {"teacher": "policy", "divergence": "reverse_kl", "rewards": 0.0},
+        },
+        left="`distillation.context`; a teacher whose weights lag behind (SDFT) or stay as they "
+        "were (OPSD): here it is the policy as it is served; divergences over the whole "
+        "vocabulary instead of the sampled token",
     ),
 }
 
@@ -140,6 +159,11 @@ def _preset_of(algorithm: Any) -> AlgorithmPreset | None:
 
 
 def _beside(keys: Mapping[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """The given keys, and those of a preset that they leave room for."""
+    """The given keys, and those of a preset that they leave room for, also one level down."""
     fitting = {name: one for name, one in keys.items() if _TOGETHER.get(name) not in given}
-    return fitting | given
+    inner = {
+        name: one | given[name]
+        for name, one in fitting.items()
+        if isinstance(one, dict) and isinstance(given.get(name), dict)
+    }
+    return fitting | given | inner

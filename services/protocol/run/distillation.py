@@ -14,6 +14,9 @@ class DistillationConfig(StrictModel):
     """A teacher that says how likely it finds each token that the policy sampled.
 
     On-policy distillation: GKD (Agarwal et al., arXiv 2306.13649) on the policy's own answers.
+    With `teacher: policy` self-distillation from context that the policy lacks, such as a
+    demonstration (SDFT, Shenfeld et al., arXiv 2601.19897) or the solution (OPSD, Zhao et al.,
+    arXiv 2601.18734).
 
     Attributes:
         teacher: its name among the deployment's `orchestrator.teachers`, or `policy`: the policy

@@ -16,7 +16,9 @@ def distillation_advantage(
     `E_S[(f(u) - u f'(u)) grad log S]`, so that the advantage `u f'(u) - f(u)` makes a policy
     gradient follow it down.
 
-    - `reverse_kl`, `KL(S || T)`: `log u`.
+    - `reverse_kl`, `KL(S || T)`: `log u`, without a discount, as in "On-Policy Distillation"
+      (Thinking Machines, 2025, thinkingmachines.ai/blog/on-policy-distillation). With the policy
+      and more context as `T` it is the gradient of SDFT, arXiv 2601.19897, from one sample.
     - `jensen_shannon`, `beta KL(T || M) + (1 - beta) KL(S || M)` with
       `M = beta T + (1 - beta) S` (GKD, arXiv 2306.13649, section 2): `(1 - beta) log(M / S)`.
 
