@@ -110,9 +110,7 @@ class Answers:
             try:
                 logprobs = await taught if taught and score.reward is not None else None
             except TeacherFailed as error:
-                score = Score.ungraded(
-                    f"teacher: {error}", job_id=score.job_id, total=score.total, cause="teacher"
-                )
+                score = Score.ungraded(f"teacher: {error}", job_id=score.job_id, total=score.total)
             if score.reward is not None:
                 named = tuple(score.rewards.get(name, 0.0) for name in self.algorithm.decoupled)
                 whole = ((len(trajectory.response_token_ids), score.reward),)
