@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from services.protocol.run.algorithm import AlgorithmConfig
+from services.trainer.algorithms.corrections.correction import correct
 from services.trainer.algorithms.losses.clip import clipped_surrogate
-from services.trainer.algorithms.losses.correction import correct
 from services.trainer.algorithms.losses.dppo import dppo_loss
 from services.trainer.algorithms.losses.kl import kl_from_sampled
 from services.trainer.algorithms.losses.losses import policy_losses

@@ -7,9 +7,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from services.trainer.algorithms.log_ratio import beyond_limit, ratio_of
 from services.trainer.algorithms.losses.cross_entropy import cross_entropy
 from services.trainer.algorithms.losses.kl import KL_ESTIMATES, kl_from_sampled
-from services.trainer.algorithms.losses.log_ratio import beyond_limit, ratio_of
 from services.trainer.algorithms.losses.losses import PolicyLosses
 from services.trainer.algorithms.losses.tokens import ScoredTokens
 from services.trainer.batch.collate import MicroBatch

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from services.protocol.run.algorithm import LOSSES, AlgorithmConfig
 from services.trainer.algorithms.advantages.advantages import batch_advantages, group_advantages
 from services.trainer.algorithms.advantages.dapo import overlong_penalty
+from services.trainer.algorithms.log_ratio import ratio_of
 from services.trainer.algorithms.losses.aggregation import token_shares
 from services.trainer.algorithms.losses.kl import k1, k2, k3
-from services.trainer.algorithms.losses.log_ratio import ratio_of
 from services.trainer.algorithms.losses.losses import policy_losses
 from services.trainer.algorithms.losses.tokens import ScoredTokens
 

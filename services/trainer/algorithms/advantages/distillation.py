@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from services.protocol.run.distillation import DistillationConfig
-from services.trainer.algorithms.losses.log_ratio import LOG_RATIO_LIMIT
+from services.trainer.algorithms.log_ratio import LOG_RATIO_LIMIT
 
 
 def distillation_advantage(

@@ -1,1 +1,1 @@
-"""Policy losses, KL, corrections and how they are aggregated."""
+"""Policy losses, KL and how they are aggregated."""

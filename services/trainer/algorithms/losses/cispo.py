@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from services.trainer.algorithms.losses.log_ratio import ratio_of
+from services.trainer.algorithms.log_ratio import ratio_of
 from services.trainer.algorithms.losses.tokens import TokenLosses
 
 

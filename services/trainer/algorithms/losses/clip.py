@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from services.trainer.algorithms.losses.log_ratio import ratio_of
+from services.trainer.algorithms.log_ratio import ratio_of
 from services.trainer.algorithms.losses.tokens import TokenLosses
 
 

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from services.trainer.algorithms.log_ratio import ratio_of
 from services.trainer.algorithms.losses.clip import bounded_where_bad
-from services.trainer.algorithms.losses.log_ratio import ratio_of
 from services.trainer.algorithms.losses.tokens import TokenLosses
 
 

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from services.protocol.run.algorithm import AlgorithmConfig
+from services.trainer.algorithms.corrections.correction import Correction, correct, mismatch_ratio
+from services.trainer.algorithms.corrections.sequence_mask import mask_sequences
 from services.trainer.algorithms.losses.cispo import cispo_loss
 from services.trainer.algorithms.losses.clip import clipped_surrogate
-from services.trainer.algorithms.losses.correction import Correction, correct, mismatch_ratio
 from services.trainer.algorithms.losses.dppo import dppo_loss
 from services.trainer.algorithms.losses.entropy import entropy_bonus
 from services.trainer.algorithms.losses.gspo import gspo_surrogate
 from services.trainer.algorithms.losses.kl import kl_in_loss
 from services.trainer.algorithms.losses.reinforce import reinforce_loss
 from services.trainer.algorithms.losses.sapo import sapo_loss
-from services.trainer.algorithms.losses.sequence_mask import mask_sequences
 from services.trainer.algorithms.losses.tokens import ScoredTokens, TokenLosses
 from services.trainer.algorithms.losses.user_loss import UserLoss, checked_user_loss
 

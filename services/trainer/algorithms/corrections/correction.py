@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from services.protocol.run.algorithm import AlgorithmConfig
-from services.trainer.algorithms.losses.log_ratio import ratio_of
+from services.trainer.algorithms.log_ratio import ratio_of
 from services.trainer.algorithms.losses.tokens import ScoredTokens
 
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from services.protocol.run.sequence_mask import SequenceMaskConfig
-from services.trainer.algorithms.losses.correction import mismatch_ratio
+from services.trainer.algorithms.corrections.correction import mismatch_ratio
 from services.trainer.algorithms.losses.tokens import ScoredTokens
 
 

@@ -1,0 +1,1 @@
+"""Importance corrections of tokens, and masks of whole answers."""
