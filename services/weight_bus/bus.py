@@ -62,11 +62,7 @@ class Bus:
         self._canaries: FIFOCache[int, CanaryLogprobs] = FIFOCache(_CANARIES_KEPT)
         self._replicas = Replicas(config, clock=clock)
         self._trainers = TrainerGroups(heartbeat_timeout_s=config.heartbeat_timeout_s, clock=clock)
-        self._relays = Relays(
-            expected=relays is not NO_RELAYS,
-            heartbeat_timeout_s=config.heartbeat_timeout_s,
-            clock=clock,
-        )
+        self._relays = Relays(config, expected=relays is not NO_RELAYS, clock=clock)
         self._ledger = VersionLedger(config.ledger_versions, wall=wall)
         self._mailboxes: dict[str, Mailbox] = {}
         self._deliveries: dict[str, tuple[Delivery, asyncio.Task[None]]] = {}

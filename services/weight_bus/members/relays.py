@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from services.protocol.weights.hello import RelayHello
 from services.protocol.weights.place import Place
 from services.protocol.weights.weights import WeightManifest
+from services.weight_bus.config import WeightBusConfig
 
 _STRIKES = 3
 """Failed attempts in a row after which the replicas of a node receive by themselves."""
@@ -60,10 +61,10 @@ class Relays:
     """
 
     def __init__(
-        self, *, expected: bool, heartbeat_timeout_s: float, clock: Callable[[], float]
+        self, config: WeightBusConfig, *, expected: bool, clock: Callable[[], float]
     ) -> None:
         self.expected = expected
-        self._heartbeat_timeout_s, self._clock = heartbeat_timeout_s, clock
+        self._config, self._clock = config, clock
         self._relays: dict[str, Relay] = {}
 
     @property
@@ -106,16 +107,26 @@ class Relays:
 
     def on(self, memory_domain: str) -> Relay | None:
         """The relay whose memory a replica can map, while it does its work."""
-        for relay_id, relay in self._relays.items():
-            same = relay.hello.memory_domain == memory_domain != ""
-            if same and relay.failures < _STRIKES and self.alive(relay_id):
-                return relay
-        return None
+        return next((one for one in self._works_on(memory_domain) if self._heard(one)), None)
+
+    def may_return(self, memory_domain: str) -> bool:
+        """Whether there is such a relay that is silent, and not yet dead."""
+        limit = self._clock() - self._config.dead_after_s
+        return any(one.seen_at >= limit for one in self._works_on(memory_domain))
 
     def alive(self, relay_id: str) -> bool:
         """Whether it was heard of lately."""
         relay = self._relays.get(relay_id)
-        return relay is not None and self._clock() - relay.seen_at <= self._heartbeat_timeout_s
+        return relay is not None and self._heard(relay)
+
+    def _works_on(self, memory_domain: str) -> Iterator[Relay]:
+        for relay in self._relays.values():
+            same = relay.hello.memory_domain == memory_domain != ""
+            if same and relay.failures < _STRIKES:
+                yield relay
+
+    def _heard(self, relay: Relay) -> bool:
+        return self._clock() - relay.seen_at <= self._config.heartbeat_timeout_s
 
     def is_passing_on(self, relay_id: str) -> bool:
         """Whether members still receive the version that it holds; silent relays do not count."""
