@@ -16,6 +16,7 @@ from benchmarks.models import make_model
 from services.protocol.errors import InvalidInput
 from services.protocol.run.algorithm import AlgorithmConfig
 from services.protocol.train_batch import BatchBuilder, ScoredTrajectory, TrainGroup
+from services.trainer.attention.tree_attention import block_mask, by_flex, tree_attention
 from services.trainer.batch.batching import PassLimits
 from services.trainer.batch.collate import MicroBatch, collate
 from services.trainer.batch.prefix_tree import PrefixTree
@@ -24,7 +25,6 @@ from services.trainer.batch.step_plan import StepPlan, plan_step
 from services.trainer.config import LoraConfig, TrainerConfig
 from services.trainer.model.context_parallel import ALONE
 from services.trainer.model.model_check import check_model
-from services.trainer.model.tree_attention import block_mask, by_flex, tree_attention
 from tests.batches import GroupBatch
 from tests.trainer.conftest import VOCABULARY, _make_trajectory
 from tests.trainer.shared_rows import VOCABULARY as SMALL

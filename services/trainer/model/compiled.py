@@ -8,7 +8,7 @@ from torch import nn
 from transformers import AttentionInterface
 
 from services.protocol.errors import InvalidInput
-from services.trainer.model.compiler_watch import watch_compiler
+from services.trainer.attention.compiler_watch import watch_compiler
 from services.trainer.model.packed_attention import PACKED, packed_attention
 
 COMPILER = "inductor"

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from services.trainer.attention.tree_attention import tree_attention
 from services.trainer.batch.packing import PackedRows, RowGroup
 from services.trainer.batch.prefix_tree import PrefixTree
 from services.trainer.model.context_parallel import ALONE, ContextGroup
-from services.trainer.model.tree_attention import tree_attention
 
 PACKED = "millrace_packed"
 """Name of this attention in transformers' registry."""

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from services.trainer.attention.compiler_watch import watch_compiler
 from services.trainer.batch.prefix_tree import PrefixTree
-from services.trainer.model.compiler_watch import watch_compiler
 
 _BLOCK = 128
 """Tokens of a block of FlexAttention's mask, its default."""

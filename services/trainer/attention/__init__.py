@@ -1,0 +1,1 @@
+"""Attention over trees of rows, and what watches its compiler."""
