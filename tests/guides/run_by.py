@@ -13,6 +13,7 @@ COMMANDS_RUN_BY = {
     "millrace grade sorting.cpp": "tests/reward_service/test_rewards_doc.py",
     "millrace grade any_divisor.py": "tests/reward_service/test_rewards_doc.py",
     "millrace grade --tests any_divisor.yaml": "tests/reward_service/test_rewards_doc.py",
+    "millrace grade named.md": "tests/reward_service/test_rewards_doc.py",
     "curl -sN http://127.0.0.1:8000/v1/grade": "tests/reward_service/test_rewards_doc.py",
     "millrace grade answer.py": "tests/cli/test_grade.py",
     "millrace grade --task-file": "tests/examples/test_your_own_tasks_doc.py",

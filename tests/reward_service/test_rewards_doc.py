@@ -12,6 +12,7 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import pytest_asyncio
@@ -19,7 +20,10 @@ import uvicorn
 import yaml
 
 from millrace_tools.grade.code_job import read_code_job
+from services.protocol.reward.grader import JudgeGrader
 from services.protocol.reward.reward_service import Verdict
+from services.protocol.run.algorithm import AlgorithmConfig
+from services.reward_service.config import RewardServiceConfig
 from services.reward_service.http_api import http_api
 from services.reward_service.scoring import Scoring
 
@@ -105,3 +109,24 @@ async def test_the_grader_of_the_page_gives_its_reward(url: str) -> None:
     )
     said, _ = await asyncio.wait_for(shell.communicate(), 300)
     assert json.loads(said)["reward"] == 0.5
+
+
+async def test_the_settings_of_the_page_are_ones() -> None:
+    (judges,) = _blocks("A judge", "yaml")
+    assert RewardServiceConfig.from_data(yaml.safe_load(judges), source="page").judges
+    (judge,) = _blocks("A judge", "json")
+    assert JudgeGrader.model_validate_json(judge).name == "tone"
+    (weights,) = _blocks("Several named rewards", "yaml")
+    algorithm = AlgorithmConfig.model_validate(yaml.safe_load(weights)["algorithm"])
+    assert algorithm.decoupled == {"correct": 1.0, "format": 0.2}
+
+
+async def test_the_environment_of_the_page_rewards_each_call() -> None:
+    (program,) = _blocks("Rewards of turns", "python")
+    names: dict[str, Any] = {}
+    exec(program, names)
+    client = mock.MagicMock()
+    reply = mock.Mock(choices=[mock.Mock(message=mock.Mock(content="it is 4"))])
+    client.chat.completions.create = mock.AsyncMock(return_value=reply)
+    questions = [{"text": "2 + 2?", "answer": "4"}, {"text": "2 + 3?", "answer": "5"}]
+    assert await names["rollout"](client, mock.Mock(data={"questions": questions})) == [1.0, 0.0]
