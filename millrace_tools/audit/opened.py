@@ -5,7 +5,7 @@ import shlex
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from millrace_tools.audit.sandboxes import Sandboxes
+from millrace_tools.audit.around.sandboxes import Sandboxes
 from millrace_tools.audit.subject import Policy, Subject, audited_tasks
 from millrace_tools.deploy.run_file import read_run_file
 from millrace_tools.grade.grading_config import grading_config

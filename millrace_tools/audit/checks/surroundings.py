@@ -9,11 +9,11 @@ from typing import Any
 import psutil
 
 from millrace_tools.audit.answers import Candidate
+from millrace_tools.audit.around.surroundings import with_failing_graders, without_network
 from millrace_tools.audit.checks.played import some
 from millrace_tools.audit.findings import Finding, Verdict
 from millrace_tools.audit.policy.scripted_policy import Script
 from millrace_tools.audit.subject import Outcome, Subject
-from millrace_tools.audit.surroundings import with_failing_graders, without_network
 from services.protocol.reward.grader import AnyGrader, HttpGrader, PythonGrader, WeightedGrader
 from services.protocol.run.task import OUTSIDE, Task
 

@@ -1,0 +1,1 @@
+"""What is around environments: sandboxes, and failures that an audit brings about."""
