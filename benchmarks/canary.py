@@ -34,6 +34,7 @@ import torch
 from benchmarks.models import make_model
 from benchmarks.random_batch import RUN, run_start, scored
 from benchmarks.report import Bar, machine, options_of, show, write
+from benchmarks.snapshot_tensors import snapshot_tensors
 from services.protocol.train_batch import BatchBuilder, TrainBatch, TrainGroup
 from services.protocol.weights.weights import CanaryLogprobs, Dtype, TensorSpec, WeightManifest
 from services.weight_bus.delivery.canary_gaps import Gaps, GoodGaps
@@ -131,15 +132,7 @@ class Trainer:
 
     def tensors(self, version: int) -> Tensors:
         """As they travel."""
-        sent = self._learner.snapshots.get(version)
-        assert sent is not None
-        raw = torch.cat([bucket.view(torch.uint8) for bucket in sent.buckets])
-        found, at = {}, 0
-        for spec in self._learner.model.tensors:
-            size = sum(spec.shard_numels) * spec.dtype.itemsize
-            piece = raw[at : at + size].clone().view(getattr(torch, spec.dtype))
-            found[spec.name], at = piece.reshape(spec.shape), at + size
-        return found
+        return snapshot_tensors(self._learner, version)
 
     def scores(self) -> CanaryLogprobs:
         """Of the canary, under the newest weights."""

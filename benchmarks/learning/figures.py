@@ -1,6 +1,6 @@
 """The figures of docs/learning.md, drawn from the results of `benchmarks.learning`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -32,13 +32,17 @@ def draw(results: Results) -> list[Path]:
 
 
 def _part(results: Results, part: str) -> Figure:
-    """Held-out pass rate and training reward by train step, one line a configuration."""
+    return two_curves({label(name): results.of(name) for name in compared(part)})
+
+
+def two_curves(outcomes: Mapping[str, Sequence[Outcome]]) -> Figure:
+    """Held-out pass rate and training reward by train step, one line a label."""
     figure = Figure(figsize=(11, 4.2), dpi=110, layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
-    for place, name in enumerate(compared(part)):
-        if outcomes := results.of(name):
-            _line(left, outcomes, _heldout, label=label(name), place=place)
-            _line(right, outcomes, _reward, label=label(name), place=place)
+    for place, (name, of_name) in enumerate(outcomes.items()):
+        if of_name:
+            _line(left, of_name, _heldout, label=name, place=place)
+            _line(right, of_name, _reward, label=name, place=place)
     left.set_title("held-out pass rate, greedy")
     right.set_title(f"reward of sampled answers, mean of {_SMOOTHED_STEPS} steps")
     left.set_ylabel("share that passes")

@@ -51,11 +51,11 @@ class Configuration:
     @property
     def overrides(self) -> dict[str, Any]:
         """All keys that replace those of the demo's run file."""
-        return _merged(COMMON, self.changes)
+        return merged(COMMON, self.changes)
 
     def run_config(self, **values: Any) -> RunConfig:
         """The run as if the demo's run file held the changes; `values` are further keys."""
-        data = _merged(_merged(load_yaml(RUN_FILE), self.overrides), values)
+        data = merged(merged(load_yaml(RUN_FILE), self.overrides), values)
         data["task_file"] = str(RUN_FILE.parent / data["task_file"])
         return RunConfig.from_data(data, source=self.name)
 
@@ -73,7 +73,7 @@ def configurations() -> Iterator[Configuration]:
         yield Configuration(name=f"presets/{preset}", changes=changes)
     for name, changes in ALGORITHMS.items():
         if name != "grpo":  # presets/one_step_off
-            whole = _merged({"schedule": {"preset": "one_step_off"}}, changes)
+            whole = merged({"schedule": {"preset": "one_step_off"}}, changes)
             yield Configuration(name=f"algorithms/{name}", changes=whole)
     for bound in reversed(STALENESS):
         for correction in reversed(list(CORRECTIONS) if bound else ON_POLICY):
@@ -102,9 +102,10 @@ def staleness_configuration(correction: str, bound: int) -> Configuration:
     )
 
 
-def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    merged = copy.deepcopy(dict(below))
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of nested keys with others over them."""
+    whole = copy.deepcopy(dict(below))
     for key, value in above.items():
-        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
-        merged[key] = _merged(merged[key], value) if both else copy.deepcopy(value)
-    return merged
+        both = isinstance(value, Mapping) and isinstance(whole.get(key), Mapping)
+        whole[key] = merged(whole[key], value) if both else copy.deepcopy(value)
+    return whole

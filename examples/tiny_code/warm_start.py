@@ -21,13 +21,13 @@ RISING_STEPS = 20
 SHARE_RIGHT = 0.3
 
 
-def make_checkpoint(folder: str, seed: int) -> None:
-    """Train tokenizer and model, and write both to `folder`."""
+def make_checkpoint(folder: str, seed: int, steps: int = STEPS) -> None:
+    """Train tokenizer and model, for so many of the `STEPS`, and write both to `folder`."""
     logging.disable_progress_bar()
     torch.set_num_threads(1)  # more cost time at this size
     tokenizer = train_tokenizer(_texts())
     model = new_model(tokenizer, seed)
-    _warm_start(model, tokenizer, seed)
+    _warm_start(model, tokenizer, seed, steps)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -65,13 +65,15 @@ def new_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM
     return model
 
 
-def _warm_start(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, seed: int) -> None:
+def _warm_start(
+    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, seed: int, steps: int
+) -> None:
     """Imitate demonstrations; the loss is on the answers only."""
     choose = random.Random(seed)
     train, _ = split_specs()
     prompts = {spec: prompt_ids(tokenizer, spec.prompt) for spec in train}
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
-    for step in range(STEPS):
+    for step in range(steps):
         rate = min(1.0, (step + 1) / RISING_STEPS) * max(0.1, 1 - step / STEPS)
         optimizer.param_groups[0]["lr"] = LEARNING_RATE * rate
         specs = [choose.choice(train) for _ in range(BATCH)]

@@ -1,0 +1,1 @@
+"""Learning curves in one process, where staleness is exact and a result can be repeated."""
