@@ -73,6 +73,9 @@ class Sandboxes:
                 )
                 transport = httpx.ASGITransport(http_api(service), root_path=PATH)
                 self._http = httpx.AsyncClient(
-                    transport=transport, base_url="http://sandboxes", timeout=_CALL_S
+                    transport=transport,
+                    base_url="http://sandboxes",
+                    timeout=_CALL_S,
+                    trust_env=False,
                 )
             return self._http

@@ -159,10 +159,7 @@ def plan_step(
     if algorithm.credit == "turn":
         rows, advantages = _by_turn(rows, rewards)
     if not algorithm.learns_from_equal_rewards:
-        some = _differs(rewards)
-        if algorithm.credit == "turn":
-            moved = np.split(rows.turn_return != 0, starts(rows.turns)[starts(rewards.sizes)][1:-1])
-            some = np.array([bool(one.any()) for one in moved[: len(some)]], dtype=np.bool_)
+        some = _moved(rows, rewards) if algorithm.credit == "turn" else _differs(rewards)
         keep &= some.repeat(batch.group_sizes) | batch.given
     chosen = np.flatnonzero(keep)
     prefixes = SharedPrefixes.none(batch.rows.lengths[chosen])
@@ -220,6 +217,12 @@ def _by_turn(rows: TokenRows, rewards: Rewards) -> tuple[TokenRows, NDArray[np.f
         found += [0.0 * one for one in group] if given else turn_advantages(group)
     means = np.array([one.mean() for one in found])
     return replace(rows, turn_return=np.concatenate([*found, []])), means
+
+
+def _moved(rows: TokenRows, rewards: Rewards) -> NDArray[np.bool_]:
+    """Which groups have a turn with an advantage; `rows` have these in place of returns."""
+    turns = np.split(rows.turn_return != 0, starts(rows.turns)[starts(rewards.sizes)][1:-1])
+    return np.array([one.any() for one in turns[: len(rewards.sizes)]], dtype=np.bool_)
 
 
 def _differs(rewards: Rewards) -> NDArray[np.bool_]:
