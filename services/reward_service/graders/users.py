@@ -8,6 +8,7 @@ import json
 
 import aiohttp
 
+from services.http.reply import read_reply
 from services.observability.log import Log
 from services.observability.metrics import RewardMetrics
 from services.protocol.reward.grader import HttpGrader, PythonGrader
@@ -128,7 +129,7 @@ async def _posted(
         ):
             if response.status != 200:
                 raise _Failed(f"it answered {response.status}")
-            return _reward_of(await response.content.read(_MAX_REPLY_BYTES))
+            return _reward_of(await read_reply(response, _MAX_REPLY_BYTES))
     except TimeoutError:
         raise _Failed(f"no answer in {grader.timeout_s:g} s", reason=_TIMED_OUT) from None
     except (aiohttp.ClientError, OSError, ValueError, RecursionError) as error:

@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 
 from services.http.api_key import key_header, key_in
+from services.http.reply import read_reply
 from services.protocol.reward.grader import JudgeGrader
 from services.retry import doubling, retrying
 from services.reward_service.config import JudgeConfig, RewardServiceConfig
@@ -165,10 +166,12 @@ class Judges:
             async with http.post(
                 url, json=request.body, headers=headers, allow_redirects=False
             ) as response:
-                reply = await response.content.read(_MAX_REPLY_BYTES)
+                reply = await read_reply(response, _MAX_REPLY_BYTES)
                 status = response.status
         except (aiohttp.ClientError, OSError) as error:
             raise _Again("judge_unreachable", type(error).__name__) from None
+        except ValueError as error:
+            raise _Again("judge_malformed", str(error)) from None
         if status != 200:  # what it says may quote the key
             kind = _Again if status in _BUSY else JudgeFailed
             raise kind("judge_http", f"status {status}")
