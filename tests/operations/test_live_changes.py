@@ -50,7 +50,14 @@ def live(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         quiet = Console(quiet=True)
         replicas = cluster.deploy(content, quiet, timeout_s=READY_S, changing=True)
         wait_until_leased(url, replicas, timeout_s=READY_S)
-        seen = Cluster(url=url, metrics_url=cluster.metrics_url, model_dir=model_dir, folder=folder)
+        seen = Cluster(
+            url=url,
+            metrics_url=cluster.metrics_url,
+            model_dir=model_dir,
+            folder=folder,
+            content=content,
+            private=cluster,
+        )
         yield LiveCluster(seen, content)
 
 
