@@ -63,7 +63,7 @@ def run(repeats: bool, steps: int) -> dict[str, Any]:
         "sampling_s": median(one["rollout_s_max"] for one in lines),
         "step_s": median(sum(one["seconds"].values()) for one in lines),
         "tokens": sum(one["response_tokens_mean"] * one["trajectories"] for one in lines),
-        "digests": {name: one.blake3 for name, one in files.items()},
+        "digests": {name: one.blake3 for name, one in files.items() if name != ".metadata"},
     }
 
 

@@ -297,17 +297,19 @@ class Ledger(LedgerReader, LedgerFile):
                 (cause, lost),
             )
 
-    def rollback(self, step: int, *, keep: Collection[int] = ()) -> int:
+    def rollback(self, step: int, *, keep: Collection[int] = (), filtered: bool = False) -> int:
         """The weights went back to train step `step`: reopen the groups that later steps trained.
 
-        Every group in flight gets a new attempt, as its tokens are lost, but those to `keep`.
+        Every group in flight gets a new attempt, as its tokens are lost, but those to `keep`. Those
+        that were `filtered` in batches of later steps stay closed unless these batches are to be
+        the same again.
         Returns how many closed groups were opened again.
         """
         with self.transaction():
             opened = self._db.execute(
                 "UPDATE groups SET status = 'in_flight', train_step = NULL"
-                " WHERE status = 'trained' AND train_step > ?",
-                (step,),
+                " WHERE (status = 'trained' OR (status = 'filtered' AND ?)) AND train_step > ?",
+                (filtered, step),
             ).rowcount
             lost = (
                 "status = 'in_flight' AND group_id NOT IN (SELECT value FROM json_each(?))",

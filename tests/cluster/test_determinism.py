@@ -38,17 +38,18 @@ def lines(status: RunStatus, name: str, keys: tuple[str, ...]) -> set[str]:
 
 def decided(status: RunStatus) -> list[Any]:
     """What the ledger says of every group, apart from versions, which grow from run to run, and
-    from attempts."""
+    from attempts and why there were several."""
     with sqlite3.connect(Path(status.run_dir) / "ledger.sqlite") as ledger:
-        columns = "group_id, position, epoch, task_id, status, train_step, kept, reason"
+        columns = "group_id, position, epoch, task_id, status, train_step, kept"
         return ledger.execute(f"select {columns} from groups order by group_id").fetchall()
 
 
 def checkpoints(status: RunStatus) -> dict[str, bytes]:
-    """Every file of every checkpoint by its path, but for the names of run and versions."""
+    """Every file of every checkpoint by its path, but those that name run and folder."""
     folder = Path(status.run_dir) / "checkpoints"
-    files = (path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+    files = (path for path in folder.rglob("*") if path.is_file())
+    kept = (path for path in files if path.name not in (MANIFEST, ".metadata"))
+    return {str(path.relative_to(folder)): path.read_bytes() for path in kept}
 
 
 def killed_and_resumed(cluster: Cluster, config: RunConfig) -> RunStatus:

@@ -67,6 +67,17 @@ def test_an_imbalance_is_seen(ledger: Ledger) -> None:
     assert ledger.imbalance() == 1
 
 
+def test_a_rollback_after_which_batches_are_the_same_again_opens_filtered_groups_too(
+    ledger: Ledger,
+) -> None:
+    ids = [group.group_id for group in ledger.admit(prompts(5), version=1)]
+    ledger.close_batch(1, train=ids[:1], filtered=ids[1:2])
+    ledger.close_batch(2, train=ids[2:3], filtered=ids[3:4])
+    assert ledger.rollback(1, filtered=True) == 2
+    assert [group.group_id for group in ledger.in_flight()] == ids[2:]
+    assert ledger.imbalance() == 0
+
+
 def test_a_rollback_opens_what_later_steps_trained(ledger: Ledger) -> None:
     ids = [group.group_id for group in ledger.admit(prompts(6), version=1)]
     ledger.close_batch(1, train=ids[:2], filtered=[])

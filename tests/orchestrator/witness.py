@@ -191,8 +191,8 @@ class WatchedLedger(Ledger):
         super().close_batch(step, train=train, filtered=filtered, reasons=reasons)
         self._witness.batch_closed(step, train, filtered)
 
-    def rollback(self, step: int, *, keep: Collection[int] = ()) -> int:
+    def rollback(self, step: int, *, keep: Collection[int] = (), filtered: bool = False) -> int:
         """See `Ledger`."""
-        opened = super().rollback(step, keep=keep)
+        opened = super().rollback(step, keep=keep, filtered=filtered)
         self._witness.rolled_back(step, keep)
         return opened

@@ -228,16 +228,18 @@ class GroupBook:
 
     # Trainer losses, and the end
 
-    def resume(self, step: int, *, comparable: bool) -> None:
+    def resume(self, step: int, *, comparable: bool, repeats: bool) -> None:
         """The run resumes from a checkpoint of train step `step`, in a new process.
 
         Args:
             step: groups of later steps are open again.
             comparable: policy versions count on from the process before, so that what it finished
                 is as stale as it says.
+            repeats: every later batch is to hold the groups that it would have held.
         """
-        keep = self.ledger.finished() if comparable else frozenset()
-        self._emit(RolledBack(step=step, reopened=self.ledger.rollback(step, keep=keep)))
+        keep = self.ledger.finished() if comparable and not repeats else frozenset()
+        reopened = self.ledger.rollback(step, keep=keep, filtered=repeats)
+        self._emit(RolledBack(step=step, reopened=reopened))
 
     def trainer_lost(self) -> None:
         """The trainer comes back with a later version and trains the batch it had first."""

@@ -100,7 +100,7 @@ def adopt(context: RunContext, book: GroupBook, state: TrainerState) -> int:
     # Where versions count from the beginning again, as in a new cluster, an older
     # result has no known staleness.
     comparable = state.policy_version >= ledger.fact("policy_version", 0)
-    book.resume(state.step, comparable=comparable)
+    book.resume(state.step, comparable=comparable, repeats=context.run.determinism)
     if state.frontier is not None and not ledger.reaches(state.frontier):
         raise RunFailed(
             f"the checkpoint of step {state.step} was written when the ledger had "

@@ -294,6 +294,11 @@ class TrainingLoop:
         self._progress.enter(RunState.RECOVERING, f"bringing the trainer back: {error}")
         self._book.trainer_lost()
         state = await start_trainer(self._context)
+        if self._run.determinism and state.step < self._progress.step:
+            raise RunFailed(
+                f"the trainer went back from step {self._progress.step} to {state.step}, and a run "
+                "that repeats goes on from there only from its ledger: resume it"
+            ) from error
         self._progress.policy_version = state.policy_version
         keep, reopened = self._book.roll_back(state.step, self._progress.trainer_version)
         in_flight = self._book.ledger.in_flight()
