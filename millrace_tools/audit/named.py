@@ -118,7 +118,13 @@ def _written_by(package: str, *words: str) -> None:
         InvalidInput: it says why it cannot.
     """
     command = [sys.executable, "-m", f"environments.{package}", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_WRITE_S, check=False)
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_WRITE_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        fix = f"It was not made in {_WRITE_S:g} s: is it downloading?"
+        raise InvalidInput("ENV", words[0], fix) from None
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
         raise InvalidInput("ENV", words[0], f"{_KNOWN}. {package} says: {lines[-1]}")

@@ -32,6 +32,7 @@ from services.protocol.yaml_text import load_yaml
 
 SEEDS = (0, 1, 2)
 _LONGEST_MODEL = 4096
+_PLAYER_ENDS_S = 60.0
 _OF_USER = ("reward_service", "sandboxes")
 
 
@@ -99,7 +100,11 @@ class Training:
             yield
         finally:
             player.terminate()
-            player.wait()
+            try:
+                player.wait(_PLAYER_ENDS_S)
+            except subprocess.TimeoutExpired:
+                player.kill()
+                player.wait()
 
 
 def _deployment(arguments: argparse.Namespace, port: int) -> Any:
