@@ -151,5 +151,6 @@ def _length(folder: str) -> int:
 
 def _trained(seed: int, ended: RunStatus) -> TrainedRun:
     lines = RunDirectory(ended.run_dir).metrics.lines()
-    rewards = tuple(float(line["reward"]) for line in lines)
+    # There is none while a run warms up on given answers.
+    rewards = tuple(float(line["reward"]) for line in lines if line["reward"] is not None)
     return TrainedRun(seed=seed, rewards=rewards, state=ended.state, detail=ended.detail)

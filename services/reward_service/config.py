@@ -34,7 +34,8 @@ class JudgeConfig(StrictModel):
             from the last line of a text.
         concurrency: answers of a replica that it is asked about at a time.
         timeout_s: deadline for one answer, attempts included, once it has its place, seconds.
-        attempts: requests for one answer at most.
+        attempts: replies without a usable verdict, for one answer, at most. A judge that is busy
+            or away is asked again until the deadline.
         max_tokens: longest verdict, thoughts included.
         longest_answer: characters of the longest answer that it is shown; a longer one has the
             reward 0, so keep it well below the model's context.

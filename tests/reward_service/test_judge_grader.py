@@ -124,7 +124,6 @@ def status(code: int) -> Callable[[], web.Response]:
 
 
 FAILURES: list[tuple[Callable[[], web.Response], int, str]] = [
-    (status(500), 3, "judge_http"),
     (status(401), 1, "judge_http"),
     (malformed, 3, "judge_malformed"),
     (lambda: said(json.dumps({"score": True})), 3, "judge_malformed"),
@@ -158,13 +157,36 @@ async def test_a_failure_that_passes_is_tried_again(monkeypatch: pytest.MonkeyPa
         assert (await grade_judge("a friendly word", GRADER, tools)).reward == 0.8
 
 
+async def test_a_judge_that_is_busy_is_asked_until_the_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("services.reward_service.grading.judges._PAUSES_S", (0.01, 0.01))
+    async with judging(timeout_s=0.5) as (judge, tools):
+        judge.replies = [status(503)] * 1000
+        score = await grade_judge("a friendly word", GRADER, tools)
+    assert (score.reward, score.cause) == (None, "judge_http")
+    assert len(judge.asked) > 3
+
+
+async def test_a_reply_that_was_cut_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.reward_service.grading.judges._PAUSES_S", (0.0, 0.0))
+
+    def cut() -> web.Response:
+        choice = {"finish_reason": "length", "message": {"content": '{"score": 1}'}}
+        return web.json_response({"choices": [choice]})
+
+    async with judging() as (judge, tools):
+        judge.replies = [cut] * 3
+        assert (await grade_judge("a friendly word", GRADER, tools)).cause == "judge_malformed"
+
+
 async def test_a_judge_that_hangs_or_is_away_has_no_verdict() -> None:
     async with judging(timeout_s=0.05) as (judge, tools):
         judge.wait_for = asyncio.Event()
         late = await grade_judge("a", GRADER, tools)
         judge.wait_for.set()
     assert (late.reward, late.cause) == (None, "judge_timeout")
-    away = {"url": "http://127.0.0.1:1/v1", "model": "large", "attempts": 1}
+    away = {"url": "http://127.0.0.1:1/v1", "model": "large", "timeout_s": 0.5}
     tools = Tools(RewardServiceConfig.model_validate({"judges": {"tone": away}}))
     score = await grade_judge("a", GRADER, tools)
     await tools.aclose()

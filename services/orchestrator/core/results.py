@@ -1,6 +1,7 @@
 """The result of a sample group that is rolled out and scored."""
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -65,10 +66,18 @@ class GroupResult:
     @property
     def trainable(self) -> bool:
         """Its answer is given, or rewards differ: a group of equal rewards has no gradient."""
-        return self.task.given or (
-            len({(one.reward, one.named) for one in self.graded}) > 1
-            or len({value for one in self.graded for _, value in one.returns}) > 1
+        return (
+            self.task.given
+            or len({(one.reward, one.named) for one in self.graded}) > 1
+            or (len(set(self._returns())) > 1)
         )
+
+    def _returns(self) -> Iterator[tuple[float, ...]]:
+        """Of each answer those of its turns, the last again where another answer has more."""
+        longest = max(len(one.returns) for one in self.graded) if self.graded else 0
+        for one in self.graded:
+            values = tuple(value for _, value in one.returns)
+            yield values + values[-1:] * (longest - len(values))
 
     @property
     def equal_rewards(self) -> str:

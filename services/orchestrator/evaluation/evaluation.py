@@ -18,7 +18,7 @@ from services.orchestrator.rollout.rollout import (
     Sampler,
     sampling_seed,
 )
-from services.orchestrator.rollout.scoring import Scorer, known, weighed
+from services.orchestrator.rollout.scoring import Scorer, finite, known, weighed
 from services.protocol.reward.reward_service import Score, ScoreJob
 from services.protocol.run.evaluation import Evaluation, EvaluationConfig
 from services.protocol.run.task import Task
@@ -122,7 +122,7 @@ class Evaluator:
             except RolloutFailed as failure:
                 asked.problem = str(failure)
         for index, future in asked.scores.items():
-            score = asked.graded[index] = weighed(await future, self._run.algorithm.rewards)
+            score = asked.graded[index] = finite(weighed(await future, self._run.algorithm.rewards))
             if score.reward is not None:
                 asked.rewards.append(score.reward)
             else:

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -22,13 +23,14 @@ from services.orchestrator.rollout.rollout import (
     Sampler,
     sampling_seed,
 )
-from services.orchestrator.rollout.scoring import BatchBarrier, Scorer, known, weighed
+from services.orchestrator.rollout.scoring import BatchBarrier, Scorer, finite, known, weighed
 from services.orchestrator.rollout.teacher import Teacher, TeacherFailed
 from services.protocol.reward.reward_service import Score, ScoreJob, Verdict
 from services.protocol.run.algorithm import AlgorithmConfig
 from services.protocol.run.task import Task
 from services.protocol.trajectory import Trajectory
 
+_SEVERAL = "credit: turn needs episodes in which each call goes on from the one before it"
 _log = Log("orchestrator")
 
 
@@ -102,9 +104,14 @@ class Answers:
             for (index, trajectory, future), taught in sorted(asked, key=lambda item: item[0][0])
         ]
         by_turn = self.algorithm.credit == "turn"
+        pieces = Counter(index for index, *_ in waiting)
         for index, trajectory, future, taught in waiting:
             weights = {} if self.task.given else self.algorithm.rewards
-            score = weighed(await future, weights)
+            score = finite(weighed(await future, weights))
+            if by_turn and pieces[index] > 1:
+                score = Score.ungraded(
+                    _SEVERAL, job_id=score.job_id, total=score.total, cause="several_trajectories"
+                )
             if taught and score.reward is None:
                 taught.cancel()
             try:

@@ -16,7 +16,8 @@ class _PolicyClient(AsyncOpenAI):
     calls: "PolicyCalls"
     seed: int
 
-    async def _prepare_options(self, options: FinalRequestOptions) -> FinalRequestOptions:
+    async def request(self, cast_to: Any, options: FinalRequestOptions, **more: Any) -> Any:
+        """Once for each call: what the client sends again by itself has the same seed."""
         body = options.json_data
         if options.url in _ANSWERS and isinstance(body, dict):
             limits = ("max_completion_tokens", "max_tokens")
@@ -25,7 +26,7 @@ class _PolicyClient(AsyncOpenAI):
             fewest = min([self.calls.max_tokens, *asked])
             options.json_data = kept | self.calls.fixed | {"max_tokens": fewest, "seed": self.seed}
             self.seed = (self.seed + 1) % 2**31  # the same call again is another sample
-        return options
+        return await super().request(cast_to, options, **more)
 
 
 def connections() -> DefaultAsyncHttpxClient:

@@ -1,6 +1,7 @@
 """Scores of finished trajectories, in few calls to the reward service."""
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
@@ -137,6 +138,15 @@ def weighed(score: Score, weights: Mapping[str, float]) -> Score:
         return Score.ungraded(problem, job_id=score.job_id, total=score.total, cause=REWARD_NAMES)
     reward = sum(weight * rewards[name] for name, weight in weights.items())
     return replace(score, reward=reward, rewards=rewards)
+
+
+def finite(score: Score) -> Score:
+    """The score, without a reward where a sum of rewards is too large for a number."""
+    rewards = (score.reward or 0.0, *(one for _, one in score.returns))
+    if all(map(math.isfinite, rewards)):
+        return score
+    problem = "its rewards add up to no finite number"
+    return Score.ungraded(problem, job_id=score.job_id, total=score.total, cause="reward_infinite")
 
 
 class BatchBarrier:

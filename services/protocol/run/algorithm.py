@@ -265,6 +265,11 @@ class AlgorithmConfig(StrictModel):
                 "maxrl divides by the mean reward, which a penalty could make negative; leave "
                 "overlong_limit out, and use kl.where: loss"
             )
+        if self.advantage == "maxrl" and min(self.rewards.values(), default=0.0) < 0:
+            raise ValueError(
+                "maxrl divides by the mean reward: give no weight of rewards below 0, or choose "
+                "another advantage"
+            )
         if self.decay == "none" and (self.decay_steps is not None or self.decay_to):
             raise ValueError("decay_steps and decay_to need a decay: linear or cosine")
         if self.mismatch_floor and self.mismatch_correction == "none":

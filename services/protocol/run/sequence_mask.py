@@ -14,7 +14,8 @@ class SequenceMaskConfig(StrictModel):
         geometric_cap: most that it may be; None for no such bound.
         negative_kl: nats a token by which the current policy may find an answer with a negative
             advantage less likely than the behaviour policy did (DeepSeek-V3.2's off-policy
-            sequence masking, arXiv 2512.02556, section 3.1); None for no such bound.
+            sequence masking, arXiv 2512.02556, section 3.1), with advantages by token its tokens
+            with negative ones; None for no such bound.
     """
 
     geometric_floor: float = Field(default=0.0, ge=0, le=1)

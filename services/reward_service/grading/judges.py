@@ -50,6 +50,11 @@ class JudgeFailed(Exception):
 class _Again(JudgeFailed):
     """It may give one if it is asked again."""
 
+    @property
+    def answered(self) -> bool:
+        """Whether there was a reply; a judge that is busy or away is waited for."""
+        return self.cause in ("judge_malformed", "judge_out_of_range")
+
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeRequest:
@@ -69,7 +74,13 @@ class JudgeRequest:
     def asked(cls, judge: JudgeConfig, grader: JudgeGrader, answer: str) -> "JudgeRequest":
         """The request about an answer."""
         scale = {"lowest": grader.lowest, "highest": grader.highest}
-        facts = [judge.model, judge.structured, grader.rubric, scale, grader.question, answer]
+        facts: list[Any] = [
+            grader.name,
+            judge.model,
+            _SYSTEM,
+            _STRUCTURED if judge.structured else _PLAIN,
+        ]
+        facts += [grader.rubric, scale, grader.question, answer]
         digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
         marker = f"ANSWER-{digest[:16]}"
         form = _STRUCTURED if judge.structured else _PLAIN.format(marker=marker)
@@ -136,12 +147,13 @@ class Judges:
         """
         if self._kept is not None and (kept := await self._kept.get(request.digest)) is not None:
             return kept, True
-        judge, failures = self._config[grader.name], 0
+        judge, unusable = self._config[grader.name], 0
+        newest: _Again | None = None
 
         def failed(error: _Again, _: float) -> None:
-            nonlocal failures
-            failures += 1
-            if failures >= judge.attempts:
+            nonlocal unusable, newest
+            newest, unusable = error, unusable + error.answered
+            if unusable >= judge.attempts:
                 raise error
 
         ask = partial(self._ask, grader, request, http)
@@ -151,8 +163,11 @@ class Judges:
                     pauses = doubling(*_PAUSES_S)
                     score = await retrying(ask, on=_Again, pauses=pauses, failed=failed)
             except TimeoutError:
-                problem = f"no verdict in {judge.timeout_s:g} s"
-                raise JudgeFailed("judge_timeout", problem) from None
+                cause, last = "judge_timeout", ""
+                if newest is not None:
+                    cause, last = newest.cause, f": {newest}"
+                problem = f"no verdict in {judge.timeout_s:g} s{last}"
+                raise JudgeFailed(cause, problem) from None
         if self._kept is not None:
             await self._kept.put(request.digest, score)
         return score, False
@@ -183,14 +198,23 @@ class Judges:
 
 def _read(reply: bytes, marker: str, *, structured: bool) -> float:
     try:
-        said = json.loads(reply)["choices"][0]["message"]["content"].rpartition("</think>")[2]
+        choice = json.loads(reply)["choices"][0]
+        if choice.get("finish_reason") not in (None, "stop"):
+            raise ValueError("it was cut")
+        said = choice["message"]["content"]
         if structured:
-            score = json.loads(said)["score"]
+            thoughts = not said.lstrip().startswith("{")
+            score = json.loads(said.rpartition("</think>")[2] if thoughts else said)["score"]
         else:
-            score = float(re.findall(rf"^\W*{marker}\W*:\W*?(-?[\d.]+)\W*$", said, re.M)[-1])
-    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            line = rf"^[^\w\n]*{marker}[^\w\n]*:[^\w\n]*?(-?[\d.]+)[^\w\n]*$"
+            score = float(re.findall(line, said.rpartition("</think>")[2], re.M)[-1])
+        if isinstance(score, bool) or not isinstance(score, int | float):
+            raise ValueError("its score is no number")
+        if not math.isfinite(score):
+            raise ValueError("its score is not finite")
+        return float(score)
+    except (
+        LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError
+    ) as error:  # fmt: skip
         problem = f"its reply holds no verdict ({type(error).__name__})"
         raise _Again("judge_malformed", problem) from None
-    if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
-        raise _Again("judge_malformed", "its score is no number")
-    return float(score)

@@ -2,11 +2,14 @@
 
 import asyncio
 import sqlite3
+import time
 from pathlib import Path
 
 from services.observability.log import Log
 
-_BUSY_S = 5.0
+_BUSY_S = 1.0
+_LEFT_ALONE_S = 60.0
+"""After a failure, before the file is used again."""
 _log = Log("reward_service")
 
 
@@ -23,6 +26,7 @@ class ScoreFile:
     def __init__(self, folder: str, most: int) -> None:
         self._path, self._most = Path(folder) / "judge-scores.sqlite", most
         self._file: sqlite3.Connection | None = None
+        self._left_alone_until = 0.0
         self._turn = asyncio.Lock()
 
     async def get(self, digest: str) -> float | None:
@@ -44,12 +48,15 @@ class ScoreFile:
             return await asyncio.to_thread(self._do, order, values)
 
     def _do(self, order: str, values: tuple[object, ...]) -> list[tuple[float]]:
+        if time.monotonic() < self._left_alone_until:
+            return []
         try:
             if self._file is None:
                 self._file = self._opened()
             return self._file.execute(order, values).fetchall()
         except (sqlite3.Error, OSError) as error:
             _log.warning("judge_scores_unusable", file=str(self._path), error=str(error))
+            self._left_alone_until = time.monotonic() + _LEFT_ALONE_S
             return []
 
     def _opened(self) -> sqlite3.Connection:
@@ -57,7 +64,8 @@ class ScoreFile:
         file = sqlite3.connect(
             self._path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
         )
-        file.execute("PRAGMA synchronous = OFF")
+        file.execute("PRAGMA journal_mode = WAL")
+        file.execute("PRAGMA synchronous = NORMAL")
         file.execute(
             "CREATE TABLE IF NOT EXISTS scores (place INTEGER PRIMARY KEY AUTOINCREMENT, "
             "digest TEXT UNIQUE NOT NULL, score REAL NOT NULL)"

@@ -88,7 +88,10 @@ class Tools:
     async def http(self) -> aiohttp.ClientSession:
         """The session towards users' endpoints, of the running event loop."""
         if self._http is None:
-            self._http = aiohttp.ClientSession()
+            # Each call has a deadline of its own, and its caller bounds how many there are.
+            self._http = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None)
+            )
         return self._http
 
     async def aclose(self) -> None:

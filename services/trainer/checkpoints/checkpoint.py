@@ -41,22 +41,26 @@ class Part(Stateful):
     """A module and its optimizer; without an optimizer all parameters of the module are kept.
 
     Every method is collective; states are sharded.
+
+    Attributes:
+        trained_only: without an optimizer, too, only parameters that are trained.
     """
 
     module: nn.Module
     optimizer: torch.optim.Optimizer | None = None
+    trained_only: bool = False
 
     def state_dict(self) -> dict[str, Any]:
         """Parameters and optimizer as they are now."""
         if self.optimizer is None:
-            return {"model": get_model_state_dict(self.module)}
+            return {"model": get_model_state_dict(self.module, options=self._chosen)}
         model, optimizer = get_state_dict(self.module, self.optimizer, options=_TRAINED)
         return {"model": model, "optimizer": optimizer}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict` gave, and keep the optimizer's own settings."""
         if self.optimizer is None:
-            set_model_state_dict(self.module, state["model"])
+            set_model_state_dict(self.module, state["model"], options=self._chosen)
             return
         groups = self.optimizer.param_groups
         own = [{name: one for name, one in group.items() if name != "params"} for group in groups]
@@ -69,6 +73,10 @@ class Part(Stateful):
         )
         for group, settings in zip(self.optimizer.param_groups, own, strict=True):
             group.update(settings)
+
+    @property
+    def _chosen(self) -> StateDictOptions | None:
+        return _TRAINED if self.trained_only else None
 
 
 Parts = Mapping[str, Part]

@@ -103,10 +103,11 @@ class Policy(nn.Module):
         tokens = []
         for hidden, draw in zip(states.split(_SAMPLED), draws[own].split(_SAMPLED), strict=True):
             product = self._logits.product(hidden, head.weight, head.bias)
-            below = self._logits.form.of(product).softmax(-1).cumsum(-1)
-            tokens.append(torch.searchsorted(below, draw[:, None])[:, 0])
+            # On CUDA torch has no cumsum that repeats, which a run may ask for.
+            below = self._logits.form.of(product).softmax(-1).cpu().cumsum(-1)
+            tokens.append(torch.searchsorted(below, draw[:, None].cpu())[:, 0])
         # As floats, which hold every token id.
-        sampled = torch.cat(tokens).clamp_(max=self.vocabulary - 1).float()
+        sampled = torch.cat(tokens).clamp_(max=self.vocabulary - 1).float().to(states.device)
         return self.of_all(sampled, micro, own).long()
 
     def own_tokens(self, micro: MicroBatch) -> slice:

@@ -271,6 +271,12 @@ class Learner:
         self._optimizer = self._make_optimizer()
         return self._parts()
 
+    def _weights_alone(self) -> Parts:
+        """What a checkpoint of another run is loaded into, whose optimizer may be another one."""
+        self._touched = True
+        self._policy.reshard_all()
+        return {"policy": Part(module=self._policy.causal, trained_only=True)}
+
     def _load(self, folder: str, parts: Callable[[], Parts]) -> GoodCheckpoint | None:
         return load_newest(CheckpointFolder(folder), parts, self._check)
 
@@ -282,7 +288,7 @@ class Learner:
     def _begin(self, start: RunStart) -> None:
         """The policy of a run without a checkpoint; the optimizer knows nothing of another run."""
         if start.origin:
-            if self._load(start.origin, lambda: {"policy": self._fresh_parts()["policy"]}) is None:
+            if self._load(start.origin, self._weights_alone) is None:
                 fix = "It holds no checkpoint to begin with: put those of the other run back."
                 raise InvalidInput("origin", start.origin, fix)
             torch.manual_seed(start.seed)

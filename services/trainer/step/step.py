@@ -199,7 +199,8 @@ class TrainStep:
             current, entropy = self._balance.score(micro, self._temperature, wanted)
             current.retain_grad()
             tokens = _scored(prepared, current, entropy, self._algorithm)
-            if tokens.proximal is not None and held.proximal is None:
+            again = self._algorithm.passes > 1
+            if again and tokens.proximal is not None and held.proximal is None:
                 # A later pass over this minibatch has the same one.
                 work[index] = replace(held, proximal=tokens.proximal.cpu())
             losses = policy_losses(tokens, self._algorithm, self._user_loss)

@@ -125,7 +125,7 @@ class Delivery:
         By itself the replica would hold a version beside the relay's. It serves one meanwhile.
         """
         replica, wait_s = self._replica, self._context.config.heartbeat_timeout_s
-        if replica is None or replica.committed_version is None:
+        if replica is None or not self._in_service:
             return False
         relays, known_s = self._context.relays, self._context.clock() - replica.registered_at
         return (relays.expected and known_s < wait_s) or relays.may_return(

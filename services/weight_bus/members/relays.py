@@ -74,10 +74,14 @@ class Relays:
 
     def enter(self, hello: RelayHello) -> None:
         """Add a relay, or renew its entry; one of the same node is replaced."""
+        failures = 0
         for relay_id, relay in list(self._relays.items()):
             if relay.hello.node_id == hello.node_id and relay_id != hello.relay_id:
+                # One that dies whenever it receives is started again and again.
+                failures = relay.failures + (relay.arriving is not None)
                 self.leave(relay_id)
-        known = self._relays.setdefault(hello.relay_id, Relay(hello, self._clock()))
+        new = Relay(hello, self._clock(), failures=failures)
+        known = self._relays.setdefault(hello.relay_id, new)
         known.hello, known.seen_at = hello, self._clock()
         known.held, known.place = hello.copy, hello.place
         known.published_at = self._clock()

@@ -12,11 +12,12 @@ def in_batch_deviations(
     """`(R_i - mean of its group) / (std + 1e-8)`, the unbiased deviation of all rewards.
 
     Lite PPO of "Tricks or traps?", arXiv 2508.08221. A group whose rewards hardly differ so keeps
-    small advantages. The paper's loss is the clipped surrogate, averaged over tokens
+    small advantages. Groups of equal rewards do not reach the trainer, so that the deviation is
+    that of the others. The paper's loss is the clipped surrogate, averaged over tokens
     (`aggregation: token_mean`).
 
     Args:
         centred: rewards of a batch minus the mean of their group.
-        rewards: as they are, of groups of equal rewards too.
+        rewards: as they are, of the same answers.
     """
     return centred / (rewards.std(ddof=1) + STD_FLOOR)

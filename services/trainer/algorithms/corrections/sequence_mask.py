@@ -17,7 +17,8 @@ def mask_sequences(tokens: ScoredTokens, mask: SequenceMaskConfig) -> Tensor | N
       The tokens that are left can still be truncated or masked one by one.
     - `negative_kl`: answers with `A < 0` and `mean_t(behaviour_t - current_t)` above it:
       off-policy sequence masking, DeepSeek-V3.2, arXiv 2512.02556, section 3.1. It holds for
-      every update anew, since `current` moves.
+      every update anew, since `current` moves. Where tokens of an answer have different
+      advantages, those with `A >= 0` stay.
 
     A mean that is NaN is not outside: its loss must reach the guard.
 

@@ -34,5 +34,6 @@ def value_loss(
         return ValueLosses(loss=0.5 * error, clipped=torch.zeros_like(held_values))
     near = held_values + (values - held_values).clamp(-clip, clip)
     bounded = (near - returns).square()
-    clipped = (bounded > error).to(error.dtype)
-    return ValueLosses(loss=0.5 * torch.maximum(error, bounded), clipped=clipped)
+    # Within the clip the two are equal but for rounding.
+    clipped = ((values - held_values).abs() > clip) & (bounded > error)
+    return ValueLosses(loss=0.5 * torch.maximum(error, bounded), clipped=clipped.to(error.dtype))
