@@ -53,6 +53,7 @@ MODEL_PAGES: dict[str, tuple[str, str, dict[str, tuple[str, ...]]]] = {
             "Algorithm": (
                 "services.protocol.run.algorithm",
                 "services.protocol.run.distillation",
+                "services.protocol.run.sequence_mask",
             ),
             "Evaluation": ("services.protocol.run.evaluation",),
             "Curriculum": ("services.protocol.run.task",),

@@ -77,7 +77,7 @@ def test_nothing_that_is_held_out_is_demonstrated(monkeypatch: pytest.MonkeyPatc
     )
     tokenizer = warm_start.train_tokenizer(warm_start._texts())
     model = warm_start.new_model(tokenizer, 0)
-    warm_start._warm_start(model, tokenizer, 0)
+    warm_start._warm_start(model, tokenizer, 0, 12)
     assert len(seen) > 500
     assert not seen & set(split_specs()[1])
     texts = "\n".join(warm_start._texts())
