@@ -408,8 +408,6 @@ def _batches() -> str:
 
 
 def _prefixes() -> str:
-    if not (BASELINES / "shared_prefix.json").exists():
-        return ""
     results = _read("shared_prefix")
     titles = {
         "prompt_heavy": "a prompt of 8,192 tokens, 16 answers of 256",
