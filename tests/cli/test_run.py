@@ -280,7 +280,7 @@ def test_a_failing_orchestrator_exits_with_1_and_no_traceback(
             "model: m\nalgorithm: {preset: DAPPO}",
             "algorithm.preset: 'DAPPO' -> Input should be 'grpo'",
         ),
-        ("model: m", "model: m\nalgorithm: {preset: DAPPO}", "; the nearest is dapo."),
+        ("model: m", "model: m\nalgorithm: {preset: DAPOO}", "; the nearest is dapo."),
         ("model: m", "model: [m", "is not valid YAML at line 5, column 6: expected"),
         ("tasks.jsonl", "tusks.jsonl", "There is no such file"),
     ],

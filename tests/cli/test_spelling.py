@@ -43,7 +43,7 @@ def test_of_a_union_only_the_member_that_is_meant_counts(
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"algorithm": {"preset": "dappo"}}, "dapo"),
+        ({"algorithm": {"preset": "dapoo"}}, "dapo"),
         ({"algorithm": {"preset": "GRPO"}}, "grpo"),
         ({"algorithm": {"preset": "reinforce++"}}, "reinforce_plus_plus"),
         ({"algorithm": {"loss": "clipp"}}, "clip"),

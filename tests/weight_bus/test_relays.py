@@ -299,25 +299,3 @@ async def test_a_replica_whose_relay_does_not_come_back_receives_by_itself(world
     await world.bus.publish(manifest(1))
     world.clock.now += world.config.heartbeat_timeout_s
     assert len((await replica.receive(StageWeights)).links) == 2
-
-
-async def silent_relay(world: World, silence_s: float) -> tuple[RelayEnd, Endpoint]:
-    """A relay and a replica of its node that have been silent, and a new version."""
-    await started(world)
-    node = await relay(world, "n1")
-    replica = await world.replica("r1", 0, memory_domain="n1", node_id="n1")
-    world.clock.now += silence_s
-    await world.register_trainer()
-    await world.bus.publish(manifest(1))
-    return node, replica
-
-
-async def test_a_replica_waits_for_a_relay_that_is_silent(world: World) -> None:
-    node, replica = await silent_relay(world, world.config.heartbeat_timeout_s + 1)
-    await node.vote(await node.receive(StageWeights))
-    assert (await replica.receive(StageWeights)).place == PLACE
-
-
-async def test_a_replica_does_not_wait_for_a_relay_that_is_dead(world: World) -> None:
-    _, replica = await silent_relay(world, world.config.dead_after_s + 1)
-    assert len((await replica.receive(StageWeights)).links) == 2

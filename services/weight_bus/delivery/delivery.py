@@ -119,18 +119,15 @@ class Delivery:
 
     @property
     def _awaits_relay(self) -> bool:
-        """Whether the relay of its node is silent and may return, or be about to register with a
-        bus that has just begun.
+        """Whether the relay of its node may be about to register with a bus that has just begun.
 
         By itself the replica would hold a version beside the relay's. It serves one meanwhile.
         """
         replica, wait_s = self._replica, self._context.config.heartbeat_timeout_s
         if replica is None or not self._in_service:
             return False
-        relays, known_s = self._context.relays, self._context.clock() - replica.registered_at
-        return (relays.expected and known_s < wait_s) or relays.may_return(
-            replica.hello.memory_domain
-        )
+        known_s = self._context.clock() - replica.registered_at
+        return self._context.relays.expected and known_s < wait_s
 
     def _is_due(self) -> bool:
         replica, offer = self._replica, self._offer()

@@ -113,11 +113,6 @@ class Relays:
         """The relay whose memory a replica can map, while it does its work."""
         return next((one for one in self._works_on(memory_domain) if self._heard(one)), None)
 
-    def may_return(self, memory_domain: str) -> bool:
-        """Whether there is such a relay that is silent, and not yet dead."""
-        limit = self._clock() - self._config.dead_after_s
-        return any(one.seen_at >= limit for one in self._works_on(memory_domain))
-
     def alive(self, relay_id: str) -> bool:
         """Whether it was heard of lately."""
         relay = self._relays.get(relay_id)
