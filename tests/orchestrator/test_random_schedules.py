@@ -17,8 +17,8 @@ from services.orchestrator.rollout.rollout import RolloutRequest
 from services.protocol.run.orchestrator import RunConfig, RunState
 from services.protocol.train_batch import ScoredTrajectory, TrainGroup
 from tests.batches import GroupBatch
-from tests.orchestrator.random_schedule import draw, play
-from tests.orchestrator.simulated_cluster import answer
+from tests.orchestrator.random_schedule import RandomSchedule, draw, play
+from tests.orchestrator.simulated_cluster import Weather, answer
 from tests.orchestrator.virtual_clock import run_virtually
 from tests.orchestrator.witness import Witness
 
@@ -50,6 +50,26 @@ def test_a_batch_whose_places_are_filled_again_and_again_is_no_stall(tmp_path: P
     life, status = play(draw(554), folder_of(tmp_path, 554))
     assert life.witness.problems == []
     assert status.state is RunState.FINISHED
+
+
+def test_scores_that_come_slowly_one_after_another_are_no_stall(tmp_path: Path) -> None:
+    plan = RandomSchedule(
+        seed=0,
+        schedule={"preset": "sync"},
+        run={"steps": 2, "batch_groups": 4, "group_size": 4, "rollout_timeout_s": 60.0},
+        orchestrator={
+            "rollout_retries": 0,
+            "score_batch": 1,
+            "score_concurrency": 1,
+            "score_timeout_s": 300.0,
+            "replicas_timeout_s": 1.0,
+        },
+        replicas=1,
+        weather=Weather(score_s=50.0),  # 16 of a batch take twice as long as a stall
+    )
+    life, status = play(plan, folder_of(tmp_path, 0))
+    assert status.state is RunState.FINISHED, status.detail
+    assert life.ended_at > 2 * (60.0 + 300.0 + 1.0)
 
 
 def test_nothing_hangs_while_overdue_groups_wait_for_a_replica(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ class Progress:
         tokens_arrived: of both, since this process runs: what the rate is taken of.
         heldout_set: the held-out set that `heldout` is of.
         evaluations: the newest of each held-out set.
-        sampled_at: when a rollout last made progress, on the monotonic clock.
+        moved_at: when a rollout or a score last made progress, on the monotonic clock.
         saved_step: newest train step of which there is a checkpoint.
         failures: sample groups that failed.
         shares_devices: the trainer works in turn with the rollout servers.
@@ -52,7 +52,7 @@ class Progress:
     tokens_sampled: int = 0
     tokens_evaluated: int = 0
     tokens_arrived: int = 0
-    sampled_at: float = 0.0
+    moved_at: float = 0.0
     tokens_per_second: float = 0.0
     shares_devices: bool = False
     recoveries: int = 0

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
@@ -43,6 +43,7 @@ class Answers:
         algorithm: weighs named rewards.
         barrier: score none before all are asked for.
         trace: headers of the group's span.
+        progressed: called at each score.
         teacher: is asked about each trajectory as it arrives; None without one.
         arrived: choice, trajectory and, once it was sent, its score.
         taught: what the teacher was asked, in the same order; empty without one.
@@ -56,6 +57,7 @@ class Answers:
     algorithm: AlgorithmConfig
     barrier: bool
     trace: Mapping[str, str]
+    progressed: Callable[[], None]
     teacher: Teacher | None = None
     arrived: list[tuple[int, Trajectory, asyncio.Future[Score] | None]] = field(
         default_factory=list
@@ -154,6 +156,7 @@ class Answers:
             trace=span.traceparent,
         )
         scored = self.scorer.submit(job)
+        scored.add_done_callback(lambda _: self.progressed())
         if tracing.is_on():
             scored.add_done_callback(lambda future: _scored(span, future))
         return scored
@@ -232,6 +235,7 @@ class Attempts:
             algorithm=self._run.algorithm,
             barrier=self._run.schedule.batch_barrier,
             trace=self._traces.of(group.group_id),
+            progressed=self._progressed,
             teacher=self.teacher,
         )
 
@@ -291,4 +295,4 @@ class Attempts:
         )
 
     def _progressed(self) -> None:
-        self._context.progress.sampled_at = time.monotonic()
+        self._context.progress.moved_at = time.monotonic()

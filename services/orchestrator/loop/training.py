@@ -206,7 +206,7 @@ class TrainingLoop:
             self._interrupt()
             if self._groups.no_signal.full:
                 return None
-            moved_at = max(self._moved_at, self._admission.moved_at, self._progress.sampled_at)
+            moved_at = max(self._moved_at, self._admission.moved_at, self._progress.moved_at)
             if time.monotonic() > moved_at + self._stall_s:
                 raise RunFailed(f"nothing new for {self._stall_s:g} s; {self._waiting_for()}")
             self._progress.detail = self._waiting_for()
