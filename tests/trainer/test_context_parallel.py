@@ -23,7 +23,7 @@ from services.trainer.model.context_parallel import ALONE, check_context_paralle
 from tests.trainer.conftest import VOCABULARY
 from tests.trainer.shared_rows import kept_bytes, learn, learn_together, make_policy
 from tests.trainer.test_algorithms_over_ranks import CHOICES, spoilt
-from tests.trainer.test_learner import assert_same_weights, run_steps
+from tests.trainer.test_learner import assert_same_metrics, assert_same_weights, run_steps
 from tests.trainer.test_packing import MOVING, SIZES
 
 HEADS: dict[str, Any] = {
@@ -121,7 +121,7 @@ def test_steps_of_ranks_that_share_rows_are_those_of_one_rank(
         )
         for one, other in zip(found[0], expected[0], strict=True):
             assert one.tokens == other.tokens
-            assert one.metrics == pytest.approx(other.metrics, rel=1e-5, abs=1e-6)
+            assert_same_metrics(one.metrics, other.metrics)
         assert_same_weights(found[1], expected[1])
 
 
@@ -175,7 +175,7 @@ def test_a_run_goes_on_with_another_number_of_ranks_to_a_row(
         ranks.load(wide_model, context_parallel=size)
         assert ranks.call("start_run", start, 7)[0].step == 1
         found = ranks.call("train", make_batch(2), 1, 2)[0]
-        assert found.metrics == pytest.approx(expected.metrics, rel=1e-5, abs=1e-6)
+        assert_same_metrics(found.metrics, expected.metrics)
 
 
 def test_what_is_not_finite_and_what_is_detailed_is_reported_once(

@@ -29,7 +29,7 @@ from tests.batches import GroupBatch
 from tests.trainer.conftest import VOCABULARY, _make_trajectory
 from tests.trainer.shared_rows import VOCABULARY as SMALL
 from tests.trainer.shared_rows import make_policy
-from tests.trainer.test_learner import assert_same_weights, run_steps
+from tests.trainer.test_learner import assert_same_metrics, assert_same_weights, run_steps
 
 SIZES: dict[str, Any] = {
     "vocab_size": SMALL,
@@ -233,7 +233,7 @@ def test_steps_of_two_ranks_are_those_without_shared_prefixes(
         micro_batch_tokens=150,
     )
     for one, other in zip(found[0], expected[0], strict=True):
-        assert one.metrics == pytest.approx(other.metrics, rel=1e-5, abs=1e-6)
+        assert_same_metrics(one.metrics, other.metrics)
         assert one.metrics["grad_norm"] > 0
     assert_same_weights(found[1], expected[1])
 

@@ -28,6 +28,7 @@ from services.trainer.step.critic import Critic, CriticDiagnostics
 from services.trainer.step.diagnostics import StepDiagnostics
 from services.trainer.step.learning_rate import learning_rate
 from services.trainer.step.model_flops import ModelFlops
+from services.trainer.step.noise_scale import gradient_noise_scale
 from services.trainer.step.token_details import token_details
 from services.trainer.step.update import update
 
@@ -276,6 +277,10 @@ class TrainStep:
         metrics["grad_norm"] = sum(norms) / len(norms) if norms else 0.0
         metrics["learning_rate"] = self._optimizer.param_groups[0]["lr"]
         metrics["skipped_updates"] = float(skipped)
+        answers = sum(minibatch.sequences for minibatch in minibatches) / max(1, len(minibatches))
+        noise_scale = gradient_noise_scale(self._optimizer, answers)
+        if noise_scale is not None:
+            metrics["gradient_noise_scale"] = noise_scale
         if self._auxiliary_models.critic is not None:
             metrics |= self._values.reduce(passes, counts=counts)
         return StepOutcome(
