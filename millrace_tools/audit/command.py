@@ -3,19 +3,22 @@
 import argparse
 import asyncio
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from millrace_tools.audit.endpoint import check_server
-from millrace_tools.audit.findings import Finding, Verdict
+from millrace_tools.audit.findings import AuditReport, Finding, Verdict
 from millrace_tools.audit.named import PROMPT, run_file_of
 from millrace_tools.command import FAILED, command, option
 from millrace_tools.output import print_line
 from services.protocol.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from millrace_tools.audit.audit import Audit
+    from millrace_tools.audit.checks.training import TrainedRun
     from millrace_tools.audit.training import Training
 
 _STYLES = {Verdict.PASS: "", Verdict.WARN: "yellow", Verdict.FAIL: "bold red"}
@@ -81,20 +84,36 @@ def audit(arguments: argparse.Namespace, console: Console) -> int:
     logging.getLogger("millrace.orchestrator").setLevel(logging.ERROR)
     # Graders take a second to import; only this command and `grade` need them.
     from millrace_tools.audit.audit import Audit
-    from millrace_tools.audit.page import page
 
     whole = Audit(arguments, lambda finding: _tell(finding, console))
     training = _training(arguments) if whole.wants_training else None
     arguments.out.mkdir(parents=True, exist_ok=True)
-    asyncio.run(whole.play())
-    report, run_file = whole.ended(None if training is None else training.outcome(console))
-    (arguments.out / "audit.json").write_text(report.text, encoding="utf-8")
-    (arguments.out / "audit.html").write_text(page(report), encoding="utf-8")
-    (arguments.out / "run.yaml").write_text(run_file, encoding="utf-8")
+    trained: Sequence[TrainedRun] | str | None = None
+    try:
+        asyncio.run(whole.play())
+        trained = None if training is None else training.outcome(console)
+    except KeyboardInterrupt:  # what has been found until then is not lost
+        stopped = None if training is None else "the audit was interrupted"
+        _write(whole, stopped, arguments.out)
+        raise
+    report = _write(whole, trained, arguments.out)
     failed = len(report.failed)
     words = f"{failed} failed" if failed else "nothing failed"
     print_line(f"{words}: {report.episodes} episodes; {arguments.out / 'audit.html'}", console)
     return FAILED if failed else 0
+
+
+def _write(
+    whole: "Audit", trained: "Sequence[TrainedRun] | str | None", folder: Path
+) -> AuditReport:
+    """Write the report, its page and the run file; `trained` as for `Audit.ended`."""
+    from millrace_tools.audit.page import page
+
+    report, run_file = whole.ended(trained)
+    (folder / "audit.json").write_text(report.text, encoding="utf-8")
+    (folder / "audit.html").write_text(page(report), encoding="utf-8")
+    (folder / "run.yaml").write_text(run_file, encoding="utf-8")
+    return report
 
 
 def _training(arguments: argparse.Namespace) -> "Training":

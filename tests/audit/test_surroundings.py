@@ -93,7 +93,8 @@ async def test_a_grader_that_fails_is_no_reward_if_it_has_a_reference(tmp_path: 
     # It takes a server that is away for a wrong answer.
     assert "room-0: 1, then 0, room-1: 1, then 0" in found["reward.network"]["evidence"], said
     assert found["reward.grader"]["verdict"] == "fail"
-    assert "a failure became a reward: room-2: 0;" in found["reward.grader"]["evidence"]
+    paid = "room-2, whose grader raised: 0, room-2, whose grader hung: 0;"
+    assert f"a failure became a reward: {paid}" in found["reward.grader"]["evidence"]
 
 
 AGENT = """

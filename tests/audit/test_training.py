@@ -5,9 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from millrace_tools.audit.audit import Audit
+from millrace_tools.audit.checks.learnable import not_asked
 from millrace_tools.audit.checks.training import TrainedRun, training_finding
-from millrace_tools.audit.findings import Verdict
+from millrace_tools.audit.findings import AuditReport, Verdict
 from millrace_tools.audit.training import Training
+from millrace_tools.command import INTERRUPTED
+from millrace_tools.main import main
 from services.protocol.errors import InvalidInput
 from services.protocol.run.orchestrator import RunState
 from tests.audit.test_audit import ROWS, run_file
@@ -41,6 +45,22 @@ def test_a_verdict_needs_a_rise_on_every_seed(
 ) -> None:
     found = training_finding(trained)
     assert (found.verdict, words in found.evidence) == (verdict, True), found.evidence
+
+
+def test_what_an_interrupted_audit_has_found_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def interrupted(audit: Audit) -> None:
+        audit._add([not_asked()])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Audit, "play", interrupted)
+    run_file(tmp_path, "good", ROWS)
+    out = tmp_path / "audit"
+    assert main(["audit", str(tmp_path / "run.yaml"), "--out", str(out)]) == INTERRUPTED
+    report = AuditReport.model_validate_json((out / "audit.json").read_text())
+    assert not_asked().check in [one.check for one in report.findings]
+    assert (out / "audit.html").exists()
 
 
 def options(folder: Path, **given: str | int | None) -> Namespace:

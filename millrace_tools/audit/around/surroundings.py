@@ -78,10 +78,27 @@ async def without_network(
 @contextlib.asynccontextmanager
 async def with_failing_graders(subject: Subject, names: set[str]) -> AsyncIterator[None]:
     """The user's graders fail on every answer: functions raise, endpoints are away."""
+    async with _replaced(subject, names, failing_grader.fails.__name__, _NOBODY):
+        yield
+
+
+@contextlib.asynccontextmanager
+async def with_hanging_graders(subject: Subject, names: set[str]) -> AsyncIterator[None]:
+    """The user's graders never answer: functions sleep, endpoints keep connections open."""
+    server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    async with server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with _replaced(subject, names, failing_grader.hangs.__name__, url):
+            yield
+
+
+@contextlib.asynccontextmanager
+async def _replaced(
+    subject: Subject, names: set[str], function: str, url: str
+) -> AsyncIterator[None]:
     config = subject.scoring.config
-    place = f"{failing_grader.__name__}:{failing_grader.fails.__name__}"
-    own = {"graders": dict.fromkeys(names, place)}
-    own |= {"http_graders": dict.fromkeys(config.http_graders, _NOBODY)}
+    own = {"graders": dict.fromkeys(names, f"{failing_grader.__name__}:{function}")}
+    own |= {"http_graders": dict.fromkeys(config.http_graders, url)}
     async with _graded_by(subject, config.model_copy(update=own)):
         yield
 

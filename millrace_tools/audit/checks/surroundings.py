@@ -9,7 +9,11 @@ from typing import Any
 import psutil
 
 from millrace_tools.audit.answers import Candidate
-from millrace_tools.audit.around.surroundings import with_failing_graders, without_network
+from millrace_tools.audit.around.surroundings import (
+    with_failing_graders,
+    with_hanging_graders,
+    without_network,
+)
 from millrace_tools.audit.checks.played import some
 from millrace_tools.audit.findings import Finding, Verdict
 from millrace_tools.audit.policy.scripted_policy import Script
@@ -19,6 +23,7 @@ from services.protocol.run.task import OUTSIDE, Task
 
 _NETWORK, _PROGRAMS, _GRADER = "reward.network", "reward.programs", "reward.grader"
 SURROUNDINGS = (_NETWORK, _PROGRAMS, _GRADER)
+_HANG_S = 0.5
 _QUESTIONS = {
     _NETWORK: "Is a network that fails no reward?",
     _PROGRAMS: "Are servers and tools that die in mid-episode no reward?",
@@ -65,19 +70,38 @@ async def _grader(
     names = {name for place in own for name in _of_user(tasks[place].grader)}
     if not own:
         return _found(_GRADER, Verdict.NOT_MEASURED, "no grader of these tasks is the user's own")
+    played = [tasks[place] for place in own]
+    known = [scripts[place] for place in own]
     async with with_failing_graders(subject, names):
-        failing = await subject.play_all(
-            [tasks[place] for place in own], [scripts[place] for place in own]
-        )
+        failing = await subject.play_all(played, known)
+    async with with_hanging_graders(subject, names):
+        hanging = await subject.play_all([_impatient(one) for one in played], known)
     paid = [
-        f"{tasks[place].task_id}: {one.reward:g}"
-        for place, one in zip(own, failing, strict=True)
+        f"{task.task_id}, whose grader {how}: {one.reward:g}"
+        for how, outcomes in (("raised", failing), ("hung", hanging))
+        for task, one in zip(played, outcomes, strict=True)
         if one.reward is not None
     ]
     if paid:
         fix = "give the grader a `reference`, or `on_failure: null`"
         return _found(_GRADER, Verdict.FAIL, f"a failure became a reward: {some(paid)}; {fix}")
-    return _found(_GRADER, Verdict.PASS, f"{len(failing)} failed, and have no reward")
+    said = f"{len(failing)} raised and {len(hanging)} hung, and have no reward"
+    return _found(_GRADER, Verdict.PASS, said)
+
+
+def _impatient(task: Task) -> Task:
+    """The task with short limits of its graders: what a hang is worth does not depend on them."""
+
+    def short(grader: AnyGrader) -> AnyGrader:
+        if isinstance(grader, WeightedGrader):
+            parts = [one.model_copy(update={"grader": short(one.grader)}) for one in grader.parts]
+            return grader.model_copy(update={"parts": parts})
+        if isinstance(grader, PythonGrader | HttpGrader):
+            return grader.model_copy(update={"timeout_s": _HANG_S})
+        return grader
+
+    assert task.grader is not None, "tasks with a grader of the user's own"
+    return task.model_copy(update={"grader": short(task.grader)})
 
 
 def _finding(
