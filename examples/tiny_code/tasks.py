@@ -11,6 +11,8 @@ from typing import Any
 SPLIT_SEED = 0
 HELDOUT_SHARE = 0.2
 NUM_TESTS = 8
+SHARE_RIGHT = 0.3
+"""Of demonstrations; the others contain their operation's bug."""
 VARIABLES = ("a", "b", "c")
 CONSTANTS = ("2", "3", "5", "7")
 

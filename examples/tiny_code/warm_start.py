@@ -11,14 +11,13 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from examples.tiny_code.tasks import Spec, split_specs
+from examples.tiny_code.tasks import SHARE_RIGHT, Spec, split_specs
 from examples.tiny_code.tokenizer import answer_ids, prompt_ids, train_tokenizer
 
 STEPS = 100
 BATCH = 64
 LEARNING_RATE = 4e-3
 RISING_STEPS = 20
-SHARE_RIGHT = 0.3
 
 
 def make_checkpoint(folder: str, seed: int, steps: int = STEPS) -> None:

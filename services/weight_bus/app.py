@@ -18,6 +18,7 @@ _MAX_CONCURRENCY = 10_000
 _CALL_TIMEOUT_S = 20.0
 _START_TIMEOUT_S = 300.0
 """For the first answer: on a busy machine the process of an actor takes minutes to start."""
+_BUSES, _LOOK_S = 20, 1.0
 
 
 class WeightBusSupervisor:
@@ -37,21 +38,39 @@ class WeightBusSupervisor:
         """
         if self._stopped:
             return
-        self._actor = self._get_or_create()
         limit_s = _CALL_TIMEOUT_S if self._answered else _START_TIMEOUT_S
         try:
-            await asyncio.wait_for(self._actor.watch.remote(-1, 0.0), limit_s)
+            async with asyncio.timeout(limit_s):
+                await self._ask()
         except TimeoutError:
             raise NotReady(f"weight bus: no answer in {limit_s:g} s") from None
         except ray.exceptions.RayActorError as error:
             raise NotReady(f"weight bus: {type(error).__name__}: {error}") from None
         self._answered = True
 
+    async def _ask(self) -> None:
+        """Wait for the bus's answer; the first one may have to be another bus's.
+
+        The bus of the supervisor before, found by its name, may be about to end.
+        """
+        for left in reversed(range(1 if self._answered else _BUSES)):
+            self._actor = self._get_or_create()
+            try:
+                await self._actor.watch.remote(-1, 0.0)
+                return
+            except ray.exceptions.RayActorError:
+                if not left:
+                    raise
+                await asyncio.sleep(_LOOK_S)
+
     def __del__(self) -> None:
-        # Serve checks health once more while it shuts down, which must not bring it back.
+        # Serve calls it, checks health once more, which must not bring it back, and frees it later.
+        if self._stopped:
+            return
         self._stopped = True
         with contextlib.suppress(ray.exceptions.RayError, ValueError):
-            ray.kill(ray.get_actor(BUS_ACTOR, namespace=NAMESPACE), no_restart=True)
+            # Not whichever has its name by now: that may be the next supervisor's.
+            ray.kill(self._actor, no_restart=True)
         end_relays()
 
     def _get_or_create(self) -> Any:

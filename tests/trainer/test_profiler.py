@@ -54,7 +54,8 @@ def test_the_chosen_rank_leaves_a_trace_and_where_its_time_went(
     assert {path.name for path in folder.iterdir()} == {"rank1.json", "rank1.trace.json.gz"}
     told = RankProfile.model_validate_json((folder / "rank1.json").read_text())
     assert (told.rank, told.steps, told.last_step, told.problem) == (1, 2, 2, "")
-    assert told.recorded_seconds == pytest.approx(told.seconds, rel=1e-3)
+    # Both clocks are read one after the other, and a busy machine may run others in between.
+    assert told.recorded_seconds == pytest.approx(told.seconds, rel=0.1)
     assert sum(told.phases.values()) == pytest.approx(told.seconds)
     assert {"forward_backward", "optimizer", "snapshot", "between"} == told.phases.keys()
     assert all(told.kinds[kind] > 0 for kind in ("matmul", "optimizer", "other"))

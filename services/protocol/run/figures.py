@@ -51,8 +51,8 @@ FIGURES = {
     "trainer.kl_teacher": "Estimate of the divergence of policy and teacher on the policy's "
     "tokens, nats a token.",
     "trainer.grad_norm": "Norm of the gradient before it is clipped.",
-    "trainer.gradient_noise_scale": "Answers of an update beyond which more of them add little: the "
-    "gradient's noise over its signal, from AdamW's moments.",
+    "trainer.gradient_noise_scale": "Answers of an update beyond which more of them add "
+    "little: the gradient's noise over its signal, from AdamW's moments.",
     "trainer.token_share_max": "The largest share that a single token has in the sum of the slopes "
     "of the loss by each token's logprob.",
     "trainer.loss": "Loss of the train step.",
