@@ -71,7 +71,7 @@ class AuditReport(StrictModel):
     made_at: str
     subject: str
     command: str
-    tasks: int = Field(ge=1)
+    tasks: int = Field(ge=0)
     episodes: int = Field(ge=0)
     findings: tuple[Finding, ...]
 
