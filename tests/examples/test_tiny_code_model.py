@@ -10,7 +10,9 @@ from transformers import AutoTokenizer, Qwen3ForCausalLM
 from examples.tiny_code import make_model, warm_start
 from examples.tiny_code.tasks import all_specs, split_specs
 from examples.tiny_code.tokenizer import answer_ids, prompt_ids
+from millrace_tools.deploy.run_file import read_run_file
 from services.protocol.run.orchestrator import RunConfig
+from services.protocol.run.task import Task
 
 ROOT = Path(__file__).parents[2]
 
@@ -116,3 +118,21 @@ def test_the_engine_can_serve_its_shape(folder: Path) -> None:
     assert config.head_dim == 32, "smaller heads have no CPU kernels"
     assert not config.tie_word_embeddings, "a CPU engine would keep a stale output layer"
     assert config.eos_token_id == 2
+
+
+def test_the_run_from_random_weights_reads_the_same_demonstrations(tmp_path: Path) -> None:
+    run = read_run_file(ROOT / "examples" / "tiny_code" / "warm_up.yaml")
+    shown = next(one for one in run.tasks if one.given)
+    assert Path(shown.file).name == make_model.DEMONSTRATIONS.name
+    file = tmp_path / make_model.DEMONSTRATIONS.name
+    make_model.write_demonstrations(file, seed=0)
+    rows = [Task.model_validate_json(line) for line in file.read_text().splitlines()]
+    train, heldout = split_specs()
+    right = {spec.prompt: spec.answer(right=True) for spec in train}
+    wrong = {spec.prompt: spec.answer(right=False) for spec in train}
+    prompts = [row.chat[0]["content"] for row in rows]
+    answers = list(zip(prompts, (row.answer for row in rows), strict=True))
+    assert len(rows) == make_model.NUM_DEMONSTRATIONS
+    assert all(answer in (right[prompt], wrong[prompt]) for prompt, answer in answers)
+    assert 0.28 < sum(answer == right[prompt] for prompt, answer in answers) / len(rows) < 0.32
+    assert not {spec.prompt for spec in heldout} & set(prompts)
