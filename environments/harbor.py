@@ -15,6 +15,7 @@ write the reward.
 import argparse
 import asyncio
 import base64
+import gzip
 import hashlib
 import io
 import json
@@ -117,17 +118,18 @@ async def _put(box: Sandbox, files: Mapping[str, Path], folders: Sequence[str] =
     raise WorkspaceFailed("workspace_ungraded", "the files of the task do not fit into it")
 
 
-def _packed(files: Mapping[str, Path], folders: Sequence[str] = (), kind: str = "w") -> bytes:
-    """A tar, the same for the same files."""
+def _packed(files: Mapping[str, Path], folders: Sequence[str] = ()) -> bytes:
+    """A tar of files and of empty folders."""
     whole = io.BytesIO()
-    with tarfile.open(fileobj=whole, mode=kind, format=tarfile.PAX_FORMAT) as archive:  # type: ignore[call-overload]
+    with tarfile.open(fileobj=whole, mode="w") as archive:
         for name in folders:
             entry = tarfile.TarInfo(name)
             entry.type, entry.mode = tarfile.DIRTYPE, 0o755
             archive.addfile(entry)
         for name, path in files.items():
             content, entry = path.read_bytes(), tarfile.TarInfo(name)
-            entry.size, entry.mode = len(content), 0o644 | path.stat().st_mode & 0o111
+            entry.size, entry.mtime = len(content), path.stat().st_mtime
+            entry.mode = 0o644 | path.stat().st_mode & 0o111
             archive.addfile(entry, io.BytesIO(content))
     return whole.getvalue()
 
@@ -183,11 +185,11 @@ async def _verified(box: Sandbox, played: HarborTask) -> float | dict[str, float
     Raises:
         WorkspaceFailed: no reward is known.
     """
-    workdir = played.workdir.removeprefix("/")
+    workdir = shlex.quote(played.workdir)
     await box.bash(_CLEAR)
     tests = {f"tests/{name}": path for name, path in files_below(played.folder / "tests").items()}
-    await _put(box, tests, ("tests", *_LOGS, workdir))
-    run = f"chmod +x tests/test.sh; cd {shlex.quote(played.workdir)} && "
+    await _put(box, tests, ("tests", *_LOGS))
+    run = f"mkdir -p /work{workdir}; chmod +x tests/test.sh; cd {workdir} && "
     run += f"{{ {_exports({**played.env, **played.verifier_env})}/tests/test.sh; }}"
     log = "logs/verifier/test-stdout.txt"
     ended = await box.bash(f"{run} > /{log} 2>&1", wall_s=played.verifier_s, cpu_s=_CPU_S)
@@ -227,7 +229,7 @@ def task_row(task: HarborTask, *, heldout: bool, prompt: str = PROMPT) -> dict[s
         "task_id": task.folder.name,
         "split": "heldout" if heldout else "train",
         "messages": [
-            {"role": "system", "content": prompt.format(workdir=task.workdir)},
+            {"role": "system", "content": prompt.replace("{workdir}", task.workdir)},
             {"role": "user", "content": task.instruction},
         ],
         "data": {"folder": task.folder.name, "digest": task.digest()},
@@ -237,7 +239,7 @@ def task_row(task: HarborTask, *, heldout: bool, prompt: str = PROMPT) -> dict[s
 def known_answers(task: HarborTask) -> dict[str, Any]:
     """A line of `millrace audit --answers`: the reference solution, if it fits, and none."""
     files = files_below(task.folder / "solution")
-    packed = base64.encodebytes(_packed(files, kind="w:gz")).decode()
+    packed = base64.encodebytes(gzip.compress(_packed(files))).decode()
     command = f"base64 -d <<'END' | tar -xzf - -C /solution\n{packed}END\n"
     command += f"chmod +x /solution/solve.sh\n{_exports(task.solution_env)}/solution/solve.sh\n"
     fits = "solve.sh" in files and len(command) < _LONGEST_COMMAND

@@ -34,7 +34,12 @@ _NO_NETWORK = (
     'A workspace has none. If the task and its tests need none, write network_mode = "no-network", '
     "or say --offline"
 )
-_SYSTEM = {"bin", "boot", "dev", "etc", "lib", "lib64", "proc", "sbin", "sys", "usr", "work"}
+_FETCHES = re.compile(
+    r"^[^#\n]*\b(apt(?:-get)?|curl|wget|uvx|(?:pip3?|npm) install)\b", re.MULTILINE
+)
+_NO_DOWNLOAD = "A workspace has no network: have it on the nodes, and take the line out, or skip it"
+_TAKEN = {"bin", "boot", "dev", "etc", "lib", "lib64", "proc", "sbin", "sys", "usr"}
+_TAKEN |= {"tests", "tmp", "work"}
 _CANARY = re.compile(r"<!--.*canary.*-->|#.*canary.*", re.IGNORECASE)
 _LONGEST_S = 3600.0  # of a call in a workspace
 _VERIFIER_S = 600.0
@@ -91,7 +96,8 @@ class HarborTask:
         environment, verifier = config["environment"], config["verifier"]
         reading.check_files()
         workdir, env, files = reading.dockerfile()
-        reading.text("tests/test.sh")
+        if fetches := _FETCHES.search(reading.text("tests/test.sh")):
+            reading.refuse("tests/test.sh", fetches[1], _NO_DOWNLOAD)
         workdir = environment.get("workdir") or workdir
         reading.check_place("[environment] workdir", workdir)
         instruction = reading.text("instruction.md").split("\n")
@@ -113,8 +119,7 @@ class HarborTask:
     @property
     def root_folders(self) -> list[str]:
         """Folders of the workspace that are to be found at the root."""
-        places = [self.workdir, *self.files]
-        own = {place.split("/")[1] for place in places} - {"tmp"}
+        own = {place.split("/")[1] for place in (self.workdir, *self.files)}
         return sorted(own | {"logs", "tests", "solution"})
 
     def digest(self) -> str:
@@ -194,8 +199,8 @@ class _Reading:
 
     def check_place(self, field: str, place: str) -> None:
         """Look whether a workspace can have something there."""
-        if not place.startswith("/") or place == "/" or place.split("/")[1] in _SYSTEM:
-            fix = "Name a folder below one of its own, such as /app: the system's are read-only"
+        if not place.startswith("/") or place == "/" or place.split("/")[1] in _TAKEN:
+            fix = "Name a folder of the task's own, such as /app: others have their use"
             self.refuse(field, place, fix)
 
     def check_files(self) -> None:
@@ -217,13 +222,13 @@ class _Reading:
         lines = [line.strip() for line in text.splitlines()]
         for line in (line for line in lines if line and not line.startswith("#")):
             word, _, rest = line.partition(" ")
-            words = shlex.split(rest) if word.upper() in ("COPY", "ENV") else rest.split()
+            words = _words(rest)
             match word.upper():
                 case "FROM" if len(words) == 1 and self._known(words[0]):
                     pass
                 case "WORKDIR" if len(words) == 1 and "$" not in rest:
                     workdir = normpath(join(workdir, words[0]))
-                case "ENV" if "$" not in rest and all("=" in one for one in words):
+                case "ENV" if words and "$" not in rest and all("=" in one for one in words):
                     env |= dict(one.split("=", 1) for one in words)
                 case "COPY" if len(words) > 1 and not re.search(r"\$|<<|^--|^\[|\s--", rest):
                     files |= self._copied(folder, words, workdir)
@@ -258,6 +263,13 @@ class _Reading:
         for place in files:
             self.check_place("environment/Dockerfile: COPY", place)
         return files
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError:  # a quote that does not end: an instruction without words is refused
+        return []
 
 
 def tasks_of(folder: Path) -> Iterator[Path]:

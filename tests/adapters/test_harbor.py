@@ -26,7 +26,7 @@ schema_version = "1.4"
 [agent]
 timeout_sec = 300.0
 [verifier]
-timeout_sec = 20.0
+timeout_sec = 120.0
 env = { EXPECTED = "6" }
 [environment]
 network_mode = "no-network"
@@ -179,7 +179,7 @@ async def test_the_model_neither_sees_the_tests_nor_keeps_what_it_planted_in_the
     ("tests", "why"),
     [
         ("echo 7 is not 6; exit 1", "the tests wrote no reward .*7 is not 6"),
-        ("sleep 30", "the tests took longer than 1 s"),
+        ("sleep 60", "the tests took longer than 1 s"),
         ("echo nan > /logs/verifier/reward.txt", "reward.txt: nan is no reward"),
         ("touch /logs/verifier/reward.txt", "reward.txt: could not convert"),
         ('echo \'{"a": "1"}\' > /logs/verifier/reward.json', "reward.json: "),
@@ -189,10 +189,9 @@ async def test_the_model_neither_sees_the_tests_nor_keeps_what_it_planted_in_the
 async def test_tests_that_come_to_no_reward_fail_the_episode_by_a_name(
     tmp_path: Path, play: Play, tests: str, why: str
 ) -> None:
-    toml = CONFIG.replace("timeout_sec = 20.0", "timeout_sec = 1.0")
-    folder = harbor_task(
-        tmp_path, **{"tests/test.sh": f"#!/bin/bash\n{tests}\n", "task.toml": toml}
-    )
+    soon = CONFIG.replace("120.0", "1.0") if "sleep" in tests else CONFIG
+    files = {"tests/test.sh": f"#!/bin/bash\n{tests}\n", "task.toml": soon}
+    folder = harbor_task(tmp_path, **files)
     with pytest.raises(WorkspaceFailed, match=why) as failed:
         await play(folder, Model("Done."))
     assert failed.value.reason == "workspace_ungraded"
@@ -235,7 +234,7 @@ def image(more: str, old: str = "CMD") -> dict[str, str]:
         (image("COPY note.txt /etc/motd"), "COPY: '/etc/motd'"),
         (image("COPY ../tests/sum_is_right.py ."), "'COPY ../tests/sum_is_right.py'"),
         (image("FROM pytorch/pytorch:2.4"), "Dockerfile: 'FROM pytorch"),
-        (image("", old=DOCKERFILE) | {"environment/Dockerfile": "FROM ubuntu"}, "workdir: '/'"),
+        ({"environment/Dockerfile": "FROM ubuntu"}, "workdir: '/'"),
         ({"environment/docker-compose.yaml": ""}, "docker-compose.yaml"),
         ({"tests/.harborignore": "x"}, ".harborignore"),
         (toml("memory_mb = 256", "gpus = 1"), r"\[environment\] gpus: 1"),
@@ -247,12 +246,9 @@ def image(more: str, old: str = "CMD") -> dict[str, str]:
         (toml("[verifier]", '[verifier]\nenvironment_mode = "separate"'), "environment_mode"),
         (toml('"6"', '"${KEY}"'), r"\[verifier\] env.EXPECTED"),
         (toml('network_mode = "no-network"', ""), "network_mode: 'public'.*--offline"),
-        (toml("20.0", "7200"), "timeout_sec: 7200"),
-        (
-            toml("[environment]", '[[environment.mcp_servers]]\nname = "m"\n[environment]')
-            | toml("memory_mb = 256", 'mcp_servers = [{ name = "m", url = "http://m" }]'),
-            "mcp_servers",
-        ),
+        ({"tests/test.sh": "# curl\nset -e; uvx pytest /tests"}, "tests/test.sh: 'uvx'"),
+        (toml("120.0", "7200"), "timeout_sec: 7200"),
+        (toml("memory_mb = 256", 'mcp_servers = [{ name = "m", url = "x" }]'), "mcp_servers"),
     ],
 )
 def test_a_task_that_needs_more_than_a_workspace_is_refused_by_name(
@@ -308,6 +304,9 @@ def test_a_task_that_the_package_of_harbor_begins_is_read(tmp_path: Path) -> Non
     subprocess.run([*harbor, "-p", str(tmp_path), *how], check=True, capture_output=True)
     folder = tmp_path / "begun"
     (folder / "instruction.md").write_text((folder / "instruction.md").read_text() + "Say hello.")
+    with pytest.raises(InvalidInput, match=r"begun: tests/test\.sh: 'apt-get'"):
+        HarborTask.read(folder, images=IMAGES)
+    (folder / "tests" / "test.sh").write_text("# without curl\necho 1 > /logs/verifier/reward.txt")
     ours, theirs = HarborTask.read(folder, images=IMAGES), harbors(folder)
     assert (ours.instruction, ours.workdir) == (theirs.instruction, "/app")
     assert (ours.agent_s, ours.verifier_s) == (600.0, theirs.config.verifier.timeout_sec)
