@@ -276,7 +276,8 @@ def main() -> None:
         if not given.skip_unfit:
             sys.exit(1)
     drawn = sorted(tasks, key=lambda one: hashlib.sha256(one.folder.name.encode()).digest())
-    count = len(tasks) // 10 if given.heldout is None else given.heldout
+    tenth = min(len(tasks) - 1, max(1, len(tasks) // 10))
+    count = tenth if given.heldout is None else given.heldout
     heldout = {one.folder for one in drawn[:count]}
     rows = [task_row(one, heldout=one.folder in heldout, prompt=given.prompt) for one in tasks]
     _write(given.out, rows)

@@ -1,6 +1,7 @@
 """`millrace audit ENV` without a run file."""
 
 import json
+import shutil
 from argparse import Namespace
 from pathlib import Path
 
@@ -111,10 +112,11 @@ def test_arguments_are_an_object(tmp_path: Path, text: str) -> None:
 
 def test_a_folder_of_harbors_tasks_is_written_and_played(tmp_path: Path) -> None:
     folder = harbor_task(tmp_path / "tasks")
+    shutil.copytree(folder / "sum", folder / "other")
     environment, count, text = made(tmp_path / "report", str(folder))
     assert environment is not None
     assert environment.endswith("environment.py:rollout")
-    assert count == 1
+    assert count == 2
     assert f"rollout = harbor_rollout({str(folder)!r})" in text
     harbor_task(folder, **{"environment/Dockerfile": "FROM scratch"})
     with pytest.raises(InvalidInput, match=r"sum: environment/Dockerfile: .*FROM scratch"):

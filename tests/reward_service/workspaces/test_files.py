@@ -236,7 +236,8 @@ async def test_folders_of_a_workspace_are_found_at_the_root_as_well(
     unseen = workspaces.new_folder()
     (unseen / "c.txt").write_text("two\n")
     archive = await workspace.archive(".")
-    copy = await workspaces.open_copy(archive, workspace.spec, owner="", tests=unseen)
+    as_graded = workspace.spec.model_copy(update={"files": {}})
+    copy = await workspaces.open_copy(archive, as_graded, owner="", tests=unseen)
     try:
         result = await copy.exec(ExecCall(shell="ls /tests /app"))
         assert result.stdout == "/app:\n\n/tests:\nc.txt\n"
