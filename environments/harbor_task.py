@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import dropwhile
 from pathlib import Path
-from posixpath import join, normpath
+from posixpath import dirname, join, normpath
 from typing import Any, NoReturn
 
 from services.protocol.errors import InvalidInput
@@ -261,7 +261,7 @@ class _Reading:
                 below = {"": path} if path.is_file() else files_below(path)
                 files |= {join(place, name).rstrip("/"): one for name, one in below.items()}
         for place in files:
-            self.check_place("environment/Dockerfile: COPY", place)
+            self.check_place("environment/Dockerfile: COPY", dirname(place))
         return files
 
 

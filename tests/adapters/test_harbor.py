@@ -1,6 +1,7 @@
 """Tasks of Harbor in real workspaces; where the package is installed, its own reading of them."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+import yaml
 from openai.types.chat import ChatCompletionMessage
 
 from environments.harbor import harbor_rollout, known_answers, task_row
@@ -19,6 +21,7 @@ from services.orchestrator.rollout.sandbox import sandboxes_at
 from services.protocol.errors import InvalidInput
 from services.protocol.run.task import Task
 from services.workspaces.client import WorkspaceFailed
+from tests.audit.test_audit import audit_of
 from tests.reward_service.workspace_api.conftest import Replica, cluster
 
 CANARY = "<!-- harbor-canary GUID 26b5c67b -->\n\n"
@@ -232,7 +235,8 @@ def image(more: str, old: str = "CMD") -> dict[str, str]:
     [
         (image("RUN pip install numpy"), "Dockerfile: 'RUN pip install numpy'"),
         (image("COPY --from=ghcr.io/astral-sh/uv /uv /bin/"), "Dockerfile: 'COPY --from"),
-        (image("COPY note.txt /etc/motd"), "COPY: '/etc/motd'"),
+        (image("COPY note.txt /etc/motd"), "COPY: '/etc'"),
+        (image("COPY note.txt /note.txt"), "COPY: '/'"),
         (image("COPY ../tests/sum_is_right.py ."), "'COPY ../tests/sum_is_right.py'"),
         (image("FROM pytorch/pytorch:2.4"), "Dockerfile: 'FROM pytorch"),
         ({"environment/Dockerfile": "FROM ubuntu"}, "workdir: '/'"),
@@ -278,6 +282,26 @@ def test_the_command_writes_a_task_file_and_says_what_it_leaves_out(tmp_path: Pa
     assert [row.split for row in rows].count("heldout") == 1
     assert "sum_is_right.py" not in out.read_text()
     assert len(answers.read_text().splitlines()) == 3
+
+
+@pytest.mark.usefixtures("replica")
+def test_an_audit_pays_reference_solutions_and_nothing_else(tmp_path: Path) -> None:
+    harbor_task(tmp_path / "made")
+    shutil.copytree(tmp_path / "made" / "sum", tmp_path / "made" / "other")
+    tasks, answers = tmp_path / "tasks.jsonl", tmp_path / "answers.jsonl"
+    command = [sys.executable, "-m", "environments.harbor", str(tmp_path / "made"), str(tasks)]
+    subprocess.run([*command, "--answers", str(answers)], check=True)
+    (tmp_path / "environment.py").write_text(
+        "from environments.harbor import harbor_rollout\n"
+        f"rollout = harbor_rollout({str(tmp_path / 'made')!r}, max_turns=3)\n"
+    )
+    run = {"name": "made", "model": "m", "task_file": "tasks.jsonl", "steps": 1}
+    run |= {"batch_groups": 1, "group_size": 2, "environment": "environment.py:rollout"}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(run))
+    only = ["reward.good", "reward.bad"]
+    status, found, said = audit_of(tmp_path, answers=answers, only=only, tasks=1)
+    assert status == 0, said
+    assert {one["verdict"] for one in found.values()} == {"pass"}, said
 
 
 def harbors(folder: Path) -> Any:
