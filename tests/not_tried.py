@@ -31,7 +31,7 @@ ALLOWED = (
     r"no libfaketime: apt-get install faketime",
     r"needs chromium: apt-get install --no-install-recommends chromium",
     # Packages of extras.
-    r"could not import '(datasets|pyarrow|pyarrow\.parquet|torchao|verifiers|openenv)': .*",
+    r"could not import '(datasets|pyarrow|pyarrow\.parquet|torchao|verifiers|openenv|harbor)': .*",
     r"needs verifiers 0\.1",
     r"pip install 'millrace\[trackers\]'",
     # What an ordinary user, a container or another system may not do.

@@ -24,7 +24,7 @@ _TASKS, _HELDOUT = 64, 8
 _WRITE_S = 600.0
 _KNOWN = (
     "Name a run file, a task file (.jsonl), FILE.py:NAME, an OpenEnv server's URL, an id of "
-    "gymnasium (Name-v0), or an environment of verifiers"
+    "gymnasium (Name-v0), an environment of verifiers, or a folder of Harbor's tasks"
 )
 
 
@@ -49,6 +49,10 @@ def run_file_of(arguments: argparse.Namespace) -> str:
         environment = OUTSIDE if arguments.agent else None
     elif file.endswith(".py"):
         tasks, environment = _own(arguments, folder, file, definition, given)
+    elif any(Path(name).glob("*/task.toml")):
+        tasks, root = folder / "tasks.jsonl", str(Path(name).resolve())
+        environment = _adapter(folder, "harbor", _words(root, given))
+        _written_by("harbor", root, str(tasks))
     elif name.startswith(("http://", "https://")):
         tasks, environment = None, _adapter(folder, "openenv", _act(name, arguments.act))
     elif _GYMNASIUM.fullmatch(name):

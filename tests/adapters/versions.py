@@ -30,9 +30,17 @@ VERSIONS = {
     "gymnasium": ("1.4.0", "1.2.3", "1.0.0"),
     "openenv-core": ("0.3.0", "0.2.3", "0.2.2"),
     "verifiers": ("0.1.14",),
+    "harbor": ("0.26.0", "0.20.0", "0.13.0"),
 }
 """Of each package that has an adapter, those that are tried; the newest first."""
-FILES = {"gymnasium": "gymnasium", "openenv-core": "openenv", "verifiers": "verifiers"}
+FILES = {
+    "gymnasium": "gymnasium",
+    "openenv-core": "openenv",
+    "verifiers": "verifiers",
+    "harbor": "harbor",
+}
+PYTHON = {"harbor": "3.12"}
+"""The Python of a package that cannot do with the one that runs this."""
 _FOR_TESTS = ("pytest", "pytest-asyncio", "pytest-timeout", "hypothesis")
 
 
@@ -58,7 +66,8 @@ def run(name: str, folder: Path) -> Result:
     """Install a package in one version, and run the tests of its adapter."""
     package, version = name.split()
     needs = ("--editable", str(ROOT), f"{package}=={version}", *_FOR_TESTS)
-    python = python_with(needs, folder / name.replace(" ", "-"))
+    home = folder / name.replace(" ", "-")
+    python = python_with(needs, home, PYTHON.get(package, sys.executable))
     with tempfile.TemporaryDirectory(prefix="adapters-") as temporary:
         results = Path(temporary) / "results.xml"
         tests = f"tests/adapters/test_{FILES[package]}.py"

@@ -1,6 +1,7 @@
 """`millrace audit ENV` without a run file."""
 
 import json
+import shutil
 from argparse import Namespace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from millrace_tools.audit.named import run_file_of
 from millrace_tools.deploy.run_file import read_run_file
 from services.orchestrator.tasks.task_table import TaskTable
 from services.protocol.errors import InvalidInput
+from tests.adapters.test_harbor import harbor_task
 from tests.audit.test_audit import ROWS, ZOO
 
 GAME = """
@@ -106,3 +108,16 @@ def test_what_is_unknown_is_said(tmp_path: Path, name: str, words: str) -> None:
 def test_arguments_are_an_object(tmp_path: Path, text: str) -> None:
     with pytest.raises(InvalidInput, match="--arguments"):
         made(tmp_path, "Maze-v0", arguments=text)
+
+
+def test_a_folder_of_harbors_tasks_is_written_and_played(tmp_path: Path) -> None:
+    folder = harbor_task(tmp_path / "tasks")
+    shutil.copytree(folder / "sum", folder / "other")
+    environment, count, text = made(tmp_path / "report", str(folder))
+    assert environment is not None
+    assert environment.endswith("environment.py:rollout")
+    assert count == 2
+    assert f"rollout = harbor_rollout({str(folder)!r})" in text
+    harbor_task(folder, **{"environment/Dockerfile": "FROM scratch"})
+    with pytest.raises(InvalidInput, match=r"sum: environment/Dockerfile: .*FROM scratch"):
+        made(tmp_path / "report", str(folder))

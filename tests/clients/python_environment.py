@@ -16,11 +16,14 @@ def do(*command: str) -> str:
     ).stdout
 
 
-def python_with(packages: tuple[str, ...], folder: Path) -> Path:
-    """The interpreter of an environment with these packages, made unless `folder` has one."""
+def python_with(packages: tuple[str, ...], folder: Path, version: str = sys.executable) -> Path:
+    """The interpreter of an environment with these packages, made unless `folder` has one.
+
+    It is of this version, or the same one that runs this.
+    """
     python = folder / "bin" / "python"
     if not python.exists():
-        do("uv", "venv", "--quiet", "--python", sys.executable, str(folder))
+        do("uv", "venv", "--quiet", "--python", version, str(folder))
         do("uv", "pip", "install", "--quiet", "--python", str(python), *packages)
     return python
 

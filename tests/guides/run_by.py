@@ -9,6 +9,7 @@ COMMANDS_RUN_BY = {
     "millrace agent-run": "tests/outside/test_agent_run.py",
     "millrace audit": "tests/audit/test_audit.py",
     "millrace env try": "tests/audit/test_env_try.py",
+    "python -m environments.harbor": "tests/adapters/test_harbor.py",
     "millrace grade sums.py": "tests/reward_service/test_rewards_doc.py",
     "millrace grade sorting.cpp": "tests/reward_service/test_rewards_doc.py",
     "millrace grade any_divisor.py": "tests/reward_service/test_rewards_doc.py",

@@ -172,10 +172,10 @@ class Sandbox:
         except InvalidInput as error:
             return _not_run(error)
 
-    async def bash(self, command: str) -> CallResult:
-        """Run a bash command of the model's."""
+    async def bash(self, command: str, **how: Any) -> CallResult:
+        """Run a bash command; `how` has fields of `ExecCall`, such as `wall_s=600`."""
         argv = ["bash", "-c", command]
-        call = {"argv": argv, "wall_s": self._limits.wall_s, "cpu_s": self._limits.cpu_s}
+        call = {"argv": argv, "wall_s": self._limits.wall_s, "cpu_s": self._limits.cpu_s} | how
         try:
             return await self._workspace.exec(ExecCall.from_data(call, source="bash"))
         except InvalidInput as error:

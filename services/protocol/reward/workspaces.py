@@ -79,6 +79,7 @@ def _argument(text: str) -> str:
 
 
 FilePath = Annotated[str, AfterValidator(file_path)]
+RootFolder = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Text = Annotated[str, AfterValidator(_utf8)]
 Argument = Annotated[str, AfterValidator(_argument)]
 
@@ -96,6 +97,8 @@ class OpenWorkspace(StrictModel):
         total_s: closed so many seconds after it was opened.
         network: addresses, `host:port`, that its programs may reach through the proxy; empty for
             no network.
+        root_folders: names of its folders that programs find at the root as well, such as `app` at
+            `/app`; they are there from the start. Tier A alone has them.
     """
 
     files: dict[FilePath, Text] = Field(default_factory=dict)
@@ -106,6 +109,7 @@ class OpenWorkspace(StrictModel):
     idle_s: float = Field(default=600.0, gt=0, le=86400)
     total_s: float = Field(default=3600.0, gt=0, le=604800)
     network: list[str] = Field(default_factory=list, max_length=64)
+    root_folders: list[RootFolder] = Field(default_factory=list, max_length=32)
 
 
 class ExecCall(StrictModel):

@@ -16,7 +16,7 @@ from services.reward_service.workspaces.workspace import Workspace
 from services.reward_service.workspaces.workspaces import Workspaces
 from services.workspaces.tools import ToolLimits
 
-_LISTS = ("network",)
+_LISTS = ("network", "root_folders")
 
 
 class CallOptions(StrictModel):

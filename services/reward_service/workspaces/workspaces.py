@@ -251,6 +251,8 @@ class Workspaces:
             fix = "Without namespaces (tier B) there is none: leave it out, or install bubblewrap."
             raise InvalidInput("network", spec.network, fix)
         self._networks.check(spec.network)
+        assert self._settings is not None, "start() comes first"
+        self._settings.check_root_folders(spec.root_folders)
 
     async def _start(self, spec: OpenWorkspace, owner: str) -> Workspace:
         """Start a workspace and count it, until it has ended."""

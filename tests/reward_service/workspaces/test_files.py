@@ -1,6 +1,7 @@
 """Files by call: written, read, listed and removed, and no path that leads anywhere else."""
 
 import os
+import shutil
 
 import pytest
 
@@ -8,6 +9,7 @@ from services.protocol.errors import InvalidInput
 from services.protocol.reward.workspaces import ExecCall, FileEntry, PythonCall, file_path
 from services.reward_service.workspaces.errors import NoSuchFile, WorkspaceGone
 from services.reward_service.workspaces.workspace import Workspace
+from services.reward_service.workspaces.workspaces import Workspaces
 from tests.reward_service.workspaces.conftest import Opener
 
 ON_ONE_LOOP = pytest.mark.asyncio(loop_scope="session")
@@ -213,3 +215,32 @@ async def test_two_workspaces_see_nothing_of_each_other(opened: Opener) -> None:
     result = await other.exec(ExecCall(shell=line))
     assert "s3cret" not in result.stdout + result.stderr
     assert "secret" not in result.stdout
+
+
+@ON_ONE_LOOP
+async def test_folders_of_a_workspace_are_found_at_the_root_as_well(
+    workspaces: Workspaces, opened: Opener
+) -> None:
+    spec = {"root_folders": ["app", "tests"], "files": {"app/a.txt": "one\n"}}
+    if workspaces.tier == "B":
+        with pytest.raises(InvalidInput, match=r"root_folders.*tier B"):
+            await opened(**spec)
+        return
+    for taken in ("usr", "tmp", "work", "dev"):
+        with pytest.raises(InvalidInput, match=rf"root_folders: '{taken}'"):
+            await opened(root_folders=["app", taken])
+    workspace = await opened(**spec)
+    result = await workspace.exec(ExecCall(shell="cd /app && cat a.txt && mv a.txt /tests/b.txt"))
+    assert result.stdout == "one\n"
+    assert await workspace.read("tests/b.txt", max_bytes=9) == b"one\n"
+    unseen = workspaces.new_folder()
+    (unseen / "c.txt").write_text("two\n")
+    archive = await workspace.archive(".")
+    as_graded = workspace.spec.model_copy(update={"files": {}})
+    copy = await workspaces.open_copy(archive, as_graded, owner="", tests=unseen)
+    try:
+        result = await copy.exec(ExecCall(shell="ls /tests /app"))
+        assert result.stdout == "/app:\n\n/tests:\nc.txt\n"
+    finally:
+        await copy.close("closed")
+        shutil.rmtree(unseen)

@@ -103,6 +103,8 @@ class Agent:
         os.chdir(settings["folder"])
         self._folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._make_temporary_folder()
+        for name in settings["root_folders"]:
+            os.makedirs(name, 0o755, exist_ok=True)
         confine.restrict_paths(self._ruleset)
         if os.getpid() != 1:
             guard.check_signals()

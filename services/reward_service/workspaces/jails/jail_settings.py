@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from services.protocol.errors import InvalidInput
 from services.protocol.reward.workspaces import OpenWorkspace
 from services.reward_service.isolation.jail import Jail
 from services.reward_service.isolation.seccomp_filter import build_filter
@@ -70,7 +71,25 @@ class JailSettings:
             mounts += ["--ro-bind-try", path, path]
         if self.tests is not None:
             mounts += ["--ro-bind", str(self.tests), _TESTS]
+        for name in dict.fromkeys(spec.root_folders):
+            if self.tests is None or f"/{name}" != _TESTS:  # those that grade have the place
+                mounts += ["--symlink", f"{_FOLDER}/{name}", f"/{name}"]
         return mounts
+
+    def check_root_folders(self, names: list[str]) -> None:
+        """Look whether each can lead to a workspace.
+
+        Raises:
+            InvalidInput: there are no namespaces, or the jail itself has something there.
+        """
+        if names and not self.jail.namespaces:
+            fix = "Without namespaces (tier B) there are none: leave it out, or install bubblewrap."
+            raise InvalidInput("root_folders", names, fix)
+        words = self.jail.command(0, "", self.mounts(OpenWorkspace(), None))
+        own = {Path(word).parts[1] for word in words if word.startswith("/") and word != "/"}
+        if taken := sorted(own.intersection(names)):
+            fix = f"Jails have a /{taken[0]} of their own here: leave it out."
+            raise InvalidInput("root_folders", taken[0], fix)
 
     @property
     def tests_path(self) -> str | None:
@@ -118,6 +137,7 @@ class JailSettings:
             "stdlib": self.jail.stdlib,
             "stdlib_by_fd": self.jail.stdlib_by_fd,
             "folder": path,
+            "root_folders": spec.root_folders,
             "own_file_system": self.own_file_system,
             "disk_bytes": spec.disk_mb << 20,
             "environment": self.environment(spec, path, name),
