@@ -98,7 +98,7 @@ class Relays:
         return relay is not None
 
     def forgive(self) -> None:
-        """New ranks send from now on: what failed with the old ones may not be the relays' fault."""
+        """New ranks send from now on: failures with the old ones may be no fault of the relays."""
         for relay in self._relays.values():
             relay.failures = 0
 
