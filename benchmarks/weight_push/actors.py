@@ -253,14 +253,16 @@ def remember_loads(worker: Any) -> None:
 
 def load_again(worker: Any) -> float:
     """Load what was loaded last, where it lies; returns the seconds of the load itself."""
-    last = worker.weight_transfer_engine.loaded_last
+    from services.rollout_server.engine.vllm_patches import load_plan
+
+    loader = worker.weight_transfer_engine
     began = time.perf_counter()
-    _load(worker, last.named_tensors())
+    load_plan.load(loader.model, loader.model_config, loader.loaded_last, loader._plan)
     return time.perf_counter() - began
 
 
 def _load(worker: Any, tensors: Any) -> None:
-    """The same load for every way, so that only the way differs."""
+    """The load of the rivals' ways, and of a version for which there is no plan yet."""
     from services.rollout_server.engine.vllm_patches import layerwise_load
 
     receiver = worker.weight_transfer_engine

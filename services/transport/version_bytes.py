@@ -13,7 +13,12 @@ _ALIGNED = 64
 
 
 class VersionBytes:
-    """Full tensors one after another, in the manifest's order; each begins at an aligned byte."""
+    """Full tensors one after another, in the manifest's order; each begins at an aligned byte.
+
+    Attributes:
+        manifest: see `__init__`.
+        block: see `__init__`.
+    """
 
     def __init__(self, manifest: WeightManifest, block: Tensor) -> None:
         """Look at memory as a version's tensors.
@@ -22,7 +27,7 @@ class VersionBytes:
             manifest: the version.
             block: uint8, at least `block_bytes(manifest)` of them.
         """
-        self.manifest = manifest
+        self.manifest, self.block = manifest, block
         self._tensors: list[Tensor] = []
         start = 0
         for spec in manifest.tensors:

@@ -205,6 +205,8 @@ class Bus:
             log.warning("publish refused", version=manifest.version, why=str(refusal))
             raise
         self._manifest = (manifest, self._clock())
+        if self._trainers.published(group):
+            self._relays.forgive()
         self._replicas.raise_newest(manifest.version)
         self._ledger.published(manifest)
         log.info("published", version=manifest.version, bytes=manifest.total_bytes)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from services.protocol.weights.weights import Dtype, TensorSpec, WeightManifest
-from services.rollout_server.engine.vllm_patches import layerwise_load
+from services.rollout_server.engine.vllm_patches import load_plan
 from services.rollout_server.weights.weight_loader import StagedWeightLoader
 from services.transport.shared_memory import Mappings, SharedBuffer
 from services.transport.version_bytes import VersionBytes, block_bytes
@@ -19,7 +19,7 @@ SPECS = (
 def worker() -> StagedWeightLoader:
     made = object.__new__(StagedWeightLoader)
     made.model = made.model_config = None
-    made._mappings, made._staged = Mappings(kept=1), None
+    made._mappings, made._staged, made._plan = Mappings(kept=1), None, None
     return made
 
 
@@ -35,7 +35,7 @@ def test_a_worker_loads_the_tensors_that_lie_in_the_memory_it_maps(
     for name, tensor in VersionBytes(manifest, buffer.bytes).named_tensors():
         tensor.copy_(sent[name])
     loaded: dict[str, torch.Tensor] = {}
-    monkeypatch.setattr(layerwise_load, "load", lambda *args: loaded.update(args[2]))
+    monkeypatch.setattr(load_plan, "load", lambda *args: loaded.update(args[2].named_tensors()))
     one = worker()
     encode = msgspec.msgpack.encode
     one.update_weights({"manifest": encode(manifest), "place": encode(buffer.place(0))})

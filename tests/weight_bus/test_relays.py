@@ -299,3 +299,68 @@ async def test_a_replica_whose_relay_does_not_come_back_receives_by_itself(world
     await world.bus.publish(manifest(1))
     world.clock.now += world.config.heartbeat_timeout_s
     assert len((await replica.receive(StageWeights)).links) == 2
+
+
+async def asks(end: Endpoint) -> tuple[Order, ...]:
+    """The bus hears of a member; what it is ordered within a moment."""
+    answer = await end.bus.next_orders(end.id, end.acknowledged, 0.02)
+    assert answer.known
+    return answer.orders
+
+
+async def test_replicas_of_a_node_that_was_cut_off_wait_for_its_relay(world: World) -> None:
+    await started(world)
+    node = await relay(world, "n1")
+    replica = await world.replica("r1", 0, memory_domain="n1", node_id="n1")
+    world.clock.now += world.config.heartbeat_timeout_s + 1
+    await world.register_trainer()
+    await world.bus.publish(manifest(1))
+    await world.bus.expire()
+    assert await asks(replica) == await asks(replica) == await asks(node) == ()
+    await world.bus.expire()
+    await node.vote(await node.receive(StageWeights))
+    assert (await replica.receive(StageWeights)).place == PLACE
+
+
+async def test_replicas_do_not_wait_for_a_relay_that_alone_is_silent(world: World) -> None:
+    await started(world)
+    await relay(world, "n1")
+    replica = await world.replica("r1", 0, memory_domain="n1", node_id="n1")
+    for _ in range(2):
+        world.clock.now += world.config.heartbeat_timeout_s * 0.6
+        assert await asks(replica) == ()
+    await world.register_trainer()
+    await world.bus.publish(manifest(1))
+    assert len((await replica.receive(StageWeights)).links) == 2
+
+
+async def test_ranks_that_have_not_published_are_not_asked_for_the_version_before_theirs(
+    world: World,
+) -> None:
+    await world.register_trainer("a")
+    node = await relay(world, "n1")
+    replica = await world.replica("r1", memory_domain="n1")
+    await world.bus.publish(manifest(1), "a")
+    await node.receive(StageWeights)
+    new = await world.register_trainer("b")
+    await node.receive(DropLinks)
+    assert [await asks(end) for end in (node, *new)] == [(), (), ()]
+    await world.bus.publish(manifest(2), "b")
+    await node.vote(await node.receive(StageWeights))
+    assert (await replica.receive(StageWeights)).manifest.version == 2
+
+
+async def test_failures_with_ranks_that_were_replaced_are_no_strikes_against_a_relay(
+    world: World,
+) -> None:
+    await world.register_trainer("a")
+    node = await relay(world, "n1")
+    replica = await world.replica("r1", memory_domain="n1")
+    for group, version, failures in (("a", 1, 2), ("b", 2, 2)):
+        await world.register_trainer(group)
+        await world.bus.publish(manifest(version), group)
+        for _ in range(failures):
+            await node.vote(await node.receive(StageWeights), error="connection reset")
+            await node.receive(DropLinks)
+    await node.vote(await node.receive(StageWeights))
+    assert (await replica.receive(StageWeights)).place == PLACE

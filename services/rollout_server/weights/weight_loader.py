@@ -24,7 +24,7 @@ from services.protocol.weights.weights import WeightManifest
 from services.rollout_server.engine.vllm_patches import (
     adapter_load,
     executors,
-    layerwise_load,
+    load_plan,
     weight_updates,
 )
 from services.rollout_server.engine.vllm_patches.cpu_seeds import leave_draws_spent
@@ -72,6 +72,7 @@ class StagedWeightLoader(WeightTransferEngine[NoInit, StagedInfo]):
             adapter_load.leave_ends_alone(self.model)
         self._mappings = Mappings(kept=1, gpu=self.device if self.device.type == "cuda" else None)
         self._staged: VersionBytes | None = None
+        self._plan: load_plan.LoadPlan | None = None
         self.torn = False
         self.committed: dict[str, Any] = {"version": None, "digest": ""}
 
@@ -111,7 +112,7 @@ class StagedWeightLoader(WeightTransferEngine[NoInit, StagedInfo]):
         adapter = staged.manifest.adapter
         if adapter is None:
             self.torn = True
-            layerwise_load.load(self.model, self.model_config, staged.named_tensors())
+            self._plan = load_plan.load(self.model, self.model_config, staged, self._plan)
         else:
             loaded = adapter_load.prepare(self.model, adapter, staged.named_tensors())
             self.torn = True

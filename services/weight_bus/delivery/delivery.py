@@ -119,15 +119,15 @@ class Delivery:
 
     @property
     def _awaits_relay(self) -> bool:
-        """Whether the relay of its node may be about to register with a bus that has just begun.
+        """Whether the relay of its node may be about to be heard of: the bus has just begun, or the
+        node was cut off.
 
         By itself the replica would hold a version beside the relay's. It serves one meanwhile.
         """
-        replica, wait_s = self._replica, self._context.config.heartbeat_timeout_s
-        if replica is None or not self._in_service:
+        replica = self._replica
+        if replica is None or not (self._in_service and self._context.relays.expected):
             return False
-        known_s = self._context.clock() - replica.registered_at
-        return self._context.relays.expected and known_s < wait_s
+        return self._context.replicas.returns(replica)
 
     def _is_due(self) -> bool:
         replica, offer = self._replica, self._offer()

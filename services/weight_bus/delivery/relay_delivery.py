@@ -61,8 +61,9 @@ class RelayDelivery:
         relay, offer = self._relay, self._offer()
         if relay is None or offer is None:
             return False
-        if self._context.relays.is_passing_on(self._relay_id):
-            return False
+        relays = self._context.relays
+        if not relays.alive(self._relay_id) or relays.is_passing_on(self._relay_id):
+            return False  # the silent would fail, and that is no fault of theirs
         manifest, _ = offer
         is_older = relay.held is not None and manifest.version < relay.held.version
         return not relay.holds(manifest) and not is_older
@@ -112,5 +113,5 @@ class RelayDelivery:
         log.warning("relay failed", relay=self._relay_id, error=failed.error)
         self._transfer.drop_links()
         if self._relay is not None:
-            self._relay.failures = self._transfer.failures
+            self._relay.failures += 1
         self._context.changes.notify()

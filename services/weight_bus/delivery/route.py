@@ -36,7 +36,7 @@ def senders_to_replica(
 ) -> tuple[str, ...] | None:
     """Members that can send the version, one for each trainer rank; None: there are none.
 
-    The trainer's ranks, unless they are gone, are another trainer of another size, or have
+    The trainer's ranks, unless they are gone, have not published it, are of another number, or have
     just failed; else one relay or replica that has a copy stands in for all of them.
     """
     ranks = _ranks(context, manifest)
@@ -168,5 +168,5 @@ def _same_machine(memory_domain: str, receiver: Receiver) -> bool:
 
 
 def _ranks(context: DeliveryContext, manifest: WeightManifest) -> tuple[str, ...] | None:
-    ranks = context.trainers.current
+    ranks = context.trainers.senders
     return None if ranks is not None and len(ranks) != manifest.world_size else ranks

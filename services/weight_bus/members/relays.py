@@ -97,6 +97,11 @@ class Relays:
             relay.seen_at = self._clock()
         return relay is not None
 
+    def forgive(self) -> None:
+        """New ranks send from now on: failures with the old ones may be no fault of the relays."""
+        for relay in self._relays.values():
+            relay.failures = 0
+
     def leave(self, relay_id: str) -> None:
         """Forget a relay."""
         self._relays.pop(relay_id, None)
@@ -111,18 +116,16 @@ class Relays:
 
     def on(self, memory_domain: str) -> Relay | None:
         """The relay whose memory a replica can map, while it does its work."""
-        return next((one for one in self._works_on(memory_domain) if self._heard(one)), None)
+        for relay in self._relays.values():
+            same = relay.hello.memory_domain == memory_domain != ""
+            if same and relay.failures < _STRIKES and self._heard(relay):
+                return relay
+        return None
 
     def alive(self, relay_id: str) -> bool:
         """Whether it was heard of lately."""
         relay = self._relays.get(relay_id)
         return relay is not None and self._heard(relay)
-
-    def _works_on(self, memory_domain: str) -> Iterator[Relay]:
-        for relay in self._relays.values():
-            same = relay.hello.memory_domain == memory_domain != ""
-            if same and relay.failures < _STRIKES:
-                yield relay
 
     def _heard(self, relay: Relay) -> bool:
         return self._clock() - relay.seen_at <= self._config.heartbeat_timeout_s

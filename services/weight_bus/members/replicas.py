@@ -29,6 +29,7 @@ class Replica:
         state: see `ReplicaState`.
         committed_version: version it serves, None before its first commit.
         registered_at: when it first registered, by the clock of `Replicas`.
+        heard_since: when it registered or was heard of again after a silence.
         seen_at: when it was last heard of.
         copy: manifest of the version it keeps a copy of, None if it keeps none.
         last_error: why it was last suspected or failed.
@@ -41,6 +42,7 @@ class Replica:
     state: ReplicaState
     committed_version: int | None
     registered_at: float
+    heard_since: float
     seen_at: float
     copy: WeightManifest | None = None
     last_error: str = ""
@@ -92,7 +94,8 @@ class Replicas:
         """Add a replica, or renew its entry; an update of it may be under way."""
         known = self._replicas.get(hello.replica_id)
         if known is not None and known.state is not ReplicaState.DEAD:
-            known.hello, known.seen_at = hello, self._clock()
+            known.hello = hello
+            self._heard(known)
             if hello.committed_version is None and known.state in SERVING:
                 # It holds no whole version: a commit failed half-way.
                 known.state = ReplicaState.SUSPECT
@@ -105,6 +108,7 @@ class Replicas:
                 state=ReplicaState.LIVE if has_weights else ReplicaState.JOINING,
                 committed_version=hello.committed_version,
                 registered_at=self._clock(),
+                heard_since=self._clock(),
                 seen_at=self._clock(),
                 copy=hello.copy,
                 held=hello.held,
@@ -116,8 +120,16 @@ class Replicas:
         replica = self._replicas.get(replica_id)
         if replica is None or replica.state is ReplicaState.DEAD:
             return False
-        replica.seen_at = self._clock()
+        self._heard(replica)
         return True
+
+    def _heard(self, replica: Replica) -> None:
+        if self._silent(replica):
+            replica.heard_since = self._clock()
+        replica.seen_at = self._clock()
+
+    def _silent(self, replica: Replica) -> bool:
+        return self._clock() - replica.seen_at > self._config.heartbeat_timeout_s
 
     def holder_of(self, manifest: WeightManifest, *, besides: str) -> str | None:
         """A replica in service that keeps a copy of these very bytes."""
@@ -224,8 +236,13 @@ class Replicas:
 
     def in_service(self, replica: Replica) -> bool:
         """Whether it serves and has been heard of lately."""
-        silent = self._clock() - replica.seen_at > self._config.heartbeat_timeout_s
-        return replica.state in SERVING and not silent and replica.held is Hold.NONE
+        serves = replica.state in SERVING and replica.held is Hold.NONE
+        return serves and not self._silent(replica)
+
+    def returns(self, replica: Replica) -> bool:
+        """Whether it is silent or was so lately, so that others of its node may be silent still."""
+        heard_s = self._clock() - replica.heard_since
+        return self._silent(replica) or heard_s < self._config.heartbeat_timeout_s
 
     def leased(self, replica: Replica) -> bool:
         """Whether the replica may be given work now."""
@@ -240,9 +257,8 @@ class Replicas:
 
     def _member(self, replica: Replica) -> Member:
         hello, state = replica.hello, replica.state
-        silent = self._clock() - replica.seen_at > self._config.heartbeat_timeout_s
         state = _HELD.get(replica.held, state) if state is not ReplicaState.DEAD else state
-        if silent and state is not ReplicaState.DEAD:
+        if self._silent(replica) and state is not ReplicaState.DEAD:
             state = ReplicaState.SUSPECT
         return Member(
             replica_id=hello.replica_id,

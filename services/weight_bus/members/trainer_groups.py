@@ -21,6 +21,7 @@ class TrainerGroups:
         self._clock = clock
         self._ranks: dict[str, _Rank] = {}
         self._current: str | None = None
+        self._publisher: str | None = None
         self._retired: set[str] = set()
 
     def enter(self, hello: TrainerHello) -> None:
@@ -51,6 +52,11 @@ class TrainerGroups:
         if group in self._retired:
             fix = f"Trainer group {self._current} has taken over this bus; stop one of the two."
             raise InvalidInput("group", group, fix)
+
+    def published(self, group: str | None) -> bool:
+        """Note whose ranks hold the newest version, None: unknown; whether they are new ones."""
+        before, self._publisher = self._publisher, group
+        return group != before
 
     def hello(self, member_id: str) -> TrainerHello | None:
         """How a rank introduced itself; None if the member is not a known rank."""
@@ -89,6 +95,11 @@ class TrainerGroups:
         if len(ranks) != size:
             return None
         return tuple(ranks[index].hello.member_id for index in range(size))
+
+    @property
+    def senders(self) -> tuple[str, ...] | None:
+        """As `current`, but None before new ranks have published: they have no version to send."""
+        return self.current if self._publisher in (None, self._current) else None
 
     def _of(self, group: str) -> dict[int, _Rank]:
         return {rank.hello.rank: rank for rank in self._ranks.values() if rank.hello.group == group}

@@ -9,6 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    UnquantizedEmbeddingMethod,
+    VocabParallelEmbedding,
+)
 from vllm.model_executor.model_loader.reload import (
     finalize_layerwise_reload,
     initialize_layerwise_reload,
@@ -17,6 +21,15 @@ from vllm.model_executor.model_loader.reload import (
 from vllm.platforms import current_platform
 
 from services.rollout_server.engine.vllm_patches.quantised_load import quantise_on_load
+
+_HEAD = "lm_head.weight"
+
+
+class _LookUp(UnquantizedEmbeddingMethod):
+    """Of embeddings by which nobody multiplies."""
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        """Pack nothing."""
 
 
 @torch.no_grad()
@@ -28,6 +41,8 @@ def load(model: Any, model_config: Any, tensors: Iterator[tuple[str, torch.Tenso
         Exception: from vLLM's loaders, e.g. for an unknown name or a wrong shape.
     """
     live = {name for name, _ in model.named_parameters()}
+    if _HEAD in live:
+        _pack_no_embeddings(model)
     try:
         initialize_layerwise_reload(model)
         # Of what kernels hold only what a checkpoint has, too: others are made while it is loaded.
@@ -36,10 +51,9 @@ def load(model: Any, model_config: Any, tensors: Iterator[tuple[str, torch.Tenso
         loaded = model.load_weights(tensors)
         finalize_layerwise_reload(model, model_config)  # type: ignore[no-untyped-call]
     except BaseException:
-        _restore(model)
+        restore(model)
         raise
-    _repack_tied_head(model)
-    _repack_experts(model)
+    repack(model, head=loaded is None or _HEAD not in loaded)
     config = getattr(model, "config", None)
     tied = {"lm_head.weight"} if getattr(config, "tie_word_embeddings", False) else set()
     missing = expected - loaded - tied if loaded is not None else set()
@@ -47,7 +61,7 @@ def load(model: Any, model_config: Any, tensors: Iterator[tuple[str, torch.Tenso
         raise ValueError(f"no tensor was sent for {sorted(missing)}")
 
 
-def _restore(model: torch.nn.Module) -> None:
+def restore(model: torch.nn.Module) -> None:
     """Put the kernel tensors back wherever a reload is half done, so that a new one can start."""
     for layer in model.modules():
         info = layerwise.get_layerwise_info(layer)
@@ -55,6 +69,23 @@ def _restore(model: torch.nn.Module) -> None:
             layerwise._place_kernel_tensors(layer, info)
         info.reset()  # type: ignore[no-untyped-call]
     layerwise.LOADING_LAYERS.clear()
+
+
+def repack(model: torch.nn.Module, *, head: bool) -> None:
+    """Pack again what the reload does not: experts, and the head if it got no tensor (`head`)."""
+    if head:
+        _repack_tied_head(model)
+    _repack_experts(model)
+
+
+def _pack_no_embeddings(model: torch.nn.Module) -> None:
+    """On a CPU vLLM packs embeddings, too, as if they were a head; not those of a model that has a
+    head of its own."""
+    for layer in model.modules():
+        if type(layer) is VocabParallelEmbedding and (
+            type(layer.quant_method) is UnquantizedEmbeddingMethod
+        ):
+            layer.quant_method = _LookUp()
 
 
 def _repack_tied_head(model: torch.nn.Module) -> None:

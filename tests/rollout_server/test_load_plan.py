@@ -1,0 +1,94 @@
+"""What a plan takes from a version's memory as it is; `test_families` loads whole models by one."""
+
+import inspect
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from vllm.model_executor.model_loader.reload import layerwise, meta
+
+from services.rollout_server.engine.vllm_patches.load_plan import Copies, Part
+
+
+def block_of(*tensors: Tensor) -> Tensor:
+    """Float32 tensors one after another, as bytes."""
+    return torch.cat([one.reshape(-1) for one in tensors]).view(torch.uint8)
+
+
+def floats(block: Tensor, start: int, *shape: int) -> Tensor:
+    return block.view(torch.float32)[start:][: torch.Size(shape).numel()].view(shape)
+
+
+def stacked(target: Tensor, block: Tensor) -> None:
+    target[:2].copy_(floats(block, 2, 2, 3))
+    target[2:].copy_(floats(block, 8, 1, 3))
+
+
+def exchanged(target: Tensor, block: Tensor) -> None:
+    target[1:].copy_(floats(block, 2, 2, 3))
+    target[:1].copy_(floats(block, 8, 1, 3))
+
+
+def doubled(target: Tensor, block: Tensor) -> None:
+    stacked(target, block)
+    target.mul_(2)
+
+
+def of_another_type(target: Tensor, block: Tensor) -> None:
+    target.copy_(block[8:17].view(3, 3))
+
+
+def incomplete(target: Tensor, block: Tensor) -> None:
+    target[:2].copy_(floats(block, 2, 2, 3))
+
+
+def from_elsewhere(target: Tensor, block: Tensor) -> None:
+    target.copy_(floats(block, 2, 3, 3).clone())
+
+
+@pytest.mark.parametrize(
+    ("fill", "lies_there"),
+    [
+        (stacked, True),
+        (exchanged, False),
+        (doubled, False),
+        (of_another_type, False),
+        (incomplete, False),
+        (from_elsewhere, False),
+    ],
+)
+def test_a_parameter_is_taken_from_memory_where_it_lies_there_in_one_piece_and_unchanged(
+    fill: Callable[[Tensor, Tensor], None], lies_there: bool
+) -> None:
+    block, target = block_of(torch.arange(12.0)), torch.empty(3, 3)
+    with Copies() as copies:
+        fill(target, block)
+    part = copies.source_of(target, block)
+    assert (part is not None) is lies_there
+    if part is not None:
+        other = block_of(torch.arange(100.0, 112.0))
+        assert torch.equal(part.of(other), floats(other, 2, 3, 3))
+
+
+def test_a_part_is_the_same_view_of_another_versions_memory() -> None:
+    block = block_of(torch.arange(12.0))
+    part = Part(start=8, dtype=torch.float32, shape=(3, 2), stride=(1, 3))
+    assert torch.equal(part.of(block), floats(block, 2, 2, 3).t())
+
+
+def test_what_a_plan_does_for_a_layer_is_what_vllm_does() -> None:
+    """The calls around `_layerwise_process`, which the plan makes itself."""
+    begin = inspect.getsource(layerwise.initialize_layerwise_reload)
+    for done in (
+        "info.kernel_tensors = get_layer_params_buffers(layer)",
+        "info.kernel_non_persistent_buffers = set(layer._non_persistent_buffers_set)",
+        "restore_layer_on_meta(layer, info)",
+    ):
+        assert done in begin
+    assert "tensor.is_meta" in inspect.getsource(meta.materialize_layer), "others are kept"
+    process = inspect.getsource(layerwise._layerwise_process)
+    assert "for name, args in info.loaded_weights" in process
+    assert "_layerwise_process(layer, info)" in inspect.getsource(
+        layerwise.make_online_process_loader
+    )
