@@ -3,8 +3,8 @@
 vLLM's layerwise reload finds the layer of each tensor by its name and runs each loader twice, first
 on the meta device to count what it fills, and copies every tensor into fresh memory before it packs
 it. Here its first load is noted, layer by layer. A later one runs each loader once, and a tensor
-that lies in the version's memory as its layer needs it is packed from there. What depends on more
-than that, such as layers that are quantised while they are loaded, has no plan.
+that lies in the version's memory as its layer needs it is packed from there. That is for CPUs. What
+depends on more than that, such as layers that are quantised while they are loaded, has no plan.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,6 +20,7 @@ from vllm.model_executor.layers.attention import is_deferred_attention_layer
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.model_executor.model_loader.reload import layerwise, meta
+from vllm.platforms import current_platform
 
 from services.protocol.weights.weights import TensorSpec
 from services.rollout_server.engine.vllm_patches import layerwise_load
@@ -136,6 +137,9 @@ def load(model: Any, config: Any, staged: VersionBytes, plan: LoadPlan | None) -
     Raises:
         Exception: see `layerwise_load.load`.
     """
+    if not current_platform.is_cpu():  # where most of the gain is, and where this has run
+        layerwise_load.load(model, config, staged.named_tensors())
+        return None
     if plan is not None and plan.tensors == staged.manifest.tensors:
         plan.load(staged.block, config.dtype)
         return plan
