@@ -104,4 +104,7 @@ def test_the_example_says_the_same_commands_as_the_readme() -> None:
     assert [words for words in extra if words[0] != "curl"] == [
         ["make", "demo"],
         ["ray", "start", "--head", "--num-cpus=2"],
+        # From random weights, after that.
+        ["python", "-m", "examples.tiny_code.make_model", "--seed", "0", "--untrained"],
+        ["millrace", "run", "examples/tiny_code/warm_up.yaml"],
     ]
