@@ -19,6 +19,7 @@ _CALL_TIMEOUT_S = 20.0
 _START_TIMEOUT_S = 300.0
 """For the first answer: on a busy machine the process of an actor takes minutes to start."""
 _BUSES, _LOOK_S = 20, 1.0
+"""Buses that may die before the first answer, and the pause after each, seconds."""
 
 
 class WeightBusSupervisor:

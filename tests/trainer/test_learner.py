@@ -44,6 +44,7 @@ def assert_same_metrics(
     one: dict[str, float], other: dict[str, float], rel: float = 1e-5, near: float = 1e-6
 ) -> None:
     """Equal up to rounding, which the noise scale, a difference of two close sums, has more of."""
+    one, other = dict(one), dict(other)
     scales = [metrics.pop("gradient_noise_scale", None) for metrics in (one, other)]
     assert one == pytest.approx(other, rel=rel, abs=near)
     if None not in scales:

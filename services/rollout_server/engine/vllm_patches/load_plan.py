@@ -80,10 +80,12 @@ class _Call:
 
 @dataclass(frozen=True, kw_only=True)
 class _Layer:
-    """Attributes:
-    module: of the model.
-    calls: of its loaders, in their order.
-    whole: parameters that lie in a version's memory as they are.
+    """What to do for a layer.
+
+    Attributes:
+        module: of the model.
+        calls: of its loaders, in their order.
+        whole: parameters that lie in a version's memory as they are.
     """
 
     module: torch.nn.Module
@@ -210,10 +212,7 @@ def _call(name: str, bound: BoundArguments, block: Tensor) -> _Call | None:
 def _whole(module: torch.nn.Module, name: str, calls: list[_Call], block: Tensor) -> Part | None:
     """Where a parameter lies in a version's memory, None if it does not lie there as it is."""
     blank = layerwise.get_layerwise_info(module).restore_metadata[0].get(name)
-    if (
-        blank is None
-        or block.device.type != layerwise.get_layerwise_info(module).restore_device.type
-    ):
+    if blank is None:
         return None
     trial = meta.materialize_meta_tensor(blank)
     loader = layerwise._get_original_loader(trial)
