@@ -1,6 +1,7 @@
 """What holds for every test."""
 
 import gc
+import logging
 import os
 import signal
 import subprocess
@@ -43,6 +44,21 @@ def pytest_collection_finish() -> None:
 
 def pytest_unconfigure() -> None:
     gc.unfreeze()  # else Triton prints every function of its own as leaked when Python ends
+
+
+@pytest.fixture(autouse=True)
+def levels_of_logs() -> Iterator[None]:
+    """A command makes services quieter for its process, and many tests share one."""
+    before = {one.name: one.level for one in services_logs()}
+    yield
+    for one in services_logs():
+        one.setLevel(before.get(one.name, logging.INFO))
+
+
+def services_logs() -> list[logging.Logger]:
+    known = logging.root.manager.loggerDict
+    named = [one for name, one in known.items() if name.startswith("millrace.")]
+    return [one for one in named if isinstance(one, logging.Logger)]
 
 
 @pytest.fixture(scope="session")

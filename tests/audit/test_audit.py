@@ -95,7 +95,7 @@ LEAKED = [row(n, f"Room {n}. The note on the door says: k{1000 + 37 * n}") for n
 def test_a_planted_defect_is_found(
     tmp_path: Path, environment: str, rows: list[dict[str, Any]], check: str, words: str
 ) -> None:
-    status, found, said = audited(tmp_path, environment, rows)
+    status, found, said = audited(tmp_path, environment, rows, only=[check])
     assert status == 1, said
     assert found[check]["verdict"] == "fail", said
     assert words in found[check]["evidence"]

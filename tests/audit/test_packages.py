@@ -17,6 +17,8 @@ ONLY = [
     *("reward.worthless", "reward.reproducible", "reward.failure"),
     *("reward.network", "reward.programs", "operations.faults"),
 ]
+PLANTED = ["reward.worthless"]
+"""The one that finds what `planted` environments pay for."""
 
 GYMNASIUM = """
 import gymnasium
@@ -116,16 +118,17 @@ def audited(
     run = {"name": "audited", "task_file": "tasks.jsonl", "model": "m", "steps": 1}
     run |= {"batch_groups": 1, "group_size": 2, "environment": f"environment.py:{name}"}
     (folder / "run.yaml").write_text(yaml.safe_dump(run))
-    return audit_of(folder, only=ONLY, tasks=2, timeout=600, **options)
+    only = PLANTED if name == "planted" else ONLY
+    return audit_of(folder, only=only, tasks=2, timeout=600, **options)
 
 
 def check(name: str, status: int, found: dict[str, dict[str, Any]], said: str) -> None:
     """A good one passes, and the planted one pays what is worth nothing."""
     assert status == (name == "planted"), said
-    assert list(found) == ONLY
     if name == "planted":
         assert "' is paid on" in found["reward.worthless"]["evidence"]
     else:
+        assert list(found) == ONLY
         # Not all of them have a network or programs, or a known answer that is paid.
         others = {found.pop("reward.network")["verdict"], found.pop("reward.programs")["verdict"]}
         assert "fail" not in others, said

@@ -1,6 +1,7 @@
 """The example's model: made once, the same for a seed, and taught wrongly as promised."""
 
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -121,11 +122,12 @@ def test_the_engine_can_serve_its_shape(folder: Path) -> None:
 
 
 def test_the_run_from_random_weights_reads_the_same_demonstrations(tmp_path: Path) -> None:
-    run = read_run_file(ROOT / "examples" / "tiny_code" / "warm_up.yaml")
-    shown = next(one for one in run.tasks if one.given)
-    assert Path(shown.file).name == make_model.DEMONSTRATIONS.name
     file = tmp_path / make_model.DEMONSTRATIONS.name
     make_model.write_demonstrations(file, seed=0)
+    (tmp_path / make_model.TASK_FILE.name).touch()
+    source = ROOT / "examples" / "tiny_code" / "warm_up.yaml"
+    run = read_run_file(shutil.copy(source, tmp_path))
+    assert [one.file for one in run.tasks if one.given] == [str(file)]
     rows = [Task.model_validate_json(line) for line in file.read_text().splitlines()]
     train, heldout = split_specs()
     right = {spec.prompt: spec.answer(right=True) for spec in train}

@@ -22,11 +22,17 @@ LONG_S = 600.0
 
 @pytest.fixture
 def target() -> Iterator[psutil.Process]:
-    """A process with one below it."""
-    child = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
-    with subprocess.Popen([sys.executable, "-c", child], stdin=subprocess.PIPE) as parent:
+    """A process with one below it, which runs: else its parent still waits in `vfork`.
+
+    The kernel stops no process that waits there.
+    """
+    below = "print(flush=True); input()"
+    child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {below!r}])"
+    asked = [sys.executable, "-c", child]
+    with subprocess.Popen(asked, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
         process = psutil.Process(parent.pid)
-        until(lambda: len(process.children()) == 1)
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == b"\n"
         try:
             yield process
         finally:
