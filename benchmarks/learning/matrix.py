@@ -24,11 +24,15 @@ ON_POLICY = ("behaviour_clip", "no_correction", "recomputed_as_behaviour")
 """Corrections that are run at staleness 0, too; there the others are all one algorithm."""
 
 
+ALGORITHM_BOUNDS = (0, 1, 4)
+"""Bounds of staleness at which every algorithm with a preset is run; 1 is `one_step_off`."""
+
 _MATRIX = load_yaml(Path(__file__).with_name("matrix.yaml"))
 COMMON: dict[str, Any] = _MATRIX["common"]
 ALGORITHMS: dict[str, dict[str, Any]] = _MATRIX["algorithms"]
 CORRECTIONS: dict[str, dict[str, Any]] = _MATRIX["corrections"]
 GRPO = ALGORITHMS["grpo"]["algorithm"]
+WITH_PRESET = [name for name, keys in ALGORITHMS.items() if keys["algorithm"]["preset"] == name]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +49,7 @@ class Configuration:
 
     @property
     def part(self) -> str:
-        """`presets`, `algorithms` or `staleness`."""
+        """`presets`, `algorithms`, `stale_algorithms` or `staleness`."""
         return self.name.partition("/")[0]
 
     @property
@@ -66,6 +70,15 @@ def staleness_name(correction: str, bound: int) -> str:
     return TWICE.get(name, name)
 
 
+def stale_algorithm_name(algorithm: str, bound: int) -> str:
+    """Name of the configuration that is run for this algorithm and `max_staleness`."""
+    if algorithm == "grpo":
+        return staleness_name("behaviour_clip", bound)
+    if bound == 1:
+        return f"algorithms/{algorithm}"
+    return f"stale_algorithms/{algorithm}/{bound}"
+
+
 def configurations() -> Iterator[Configuration]:
     """All of them, in the order in which they are worth running."""
     for preset in _MATRIX["presets"]:
@@ -75,6 +88,12 @@ def configurations() -> Iterator[Configuration]:
         if name != "grpo":  # presets/one_step_off
             whole = merged({"schedule": {"preset": "one_step_off"}}, changes)
             yield Configuration(name=f"algorithms/{name}", changes=whole)
+    for bound in reversed(ALGORITHM_BOUNDS):
+        for algorithm in WITH_PRESET:
+            name = stale_algorithm_name(algorithm, bound)
+            if name.startswith("stale_algorithms/"):
+                changes = merged({"schedule": bounded(bound)}, ALGORITHMS[algorithm])
+                yield Configuration(name=name, changes=changes)
     for bound in reversed(STALENESS):
         for correction in reversed(list(CORRECTIONS) if bound else ON_POLICY):
             if f"staleness/{correction}/{bound}" not in TWICE:
@@ -93,13 +112,17 @@ def label(name: str) -> str:
 
 
 def staleness_configuration(correction: str, bound: int) -> Configuration:
-    """A batch is the oldest groups, in the order of their prompts, and as many batches are
-    open as the bound lets be: then nearly every group is as stale as it may be."""
-    schedule = {"preset": "sync", "max_staleness": bound, "batches_in_flight": bound + 1}
+    """GRPO with this correction."""
     return Configuration(
         name=f"staleness/{correction}/{bound}",
-        changes={"schedule": schedule, "algorithm": GRPO | CORRECTIONS[correction]},
+        changes={"schedule": bounded(bound), "algorithm": GRPO | CORRECTIONS[correction]},
     )
+
+
+def bounded(bound: int) -> dict[str, Any]:
+    """A batch is the oldest groups, in the order of their prompts, and as many batches are
+    open as the bound lets be: then nearly every group is as stale as it may be."""
+    return {"preset": "sync", "max_staleness": bound, "batches_in_flight": bound + 1}
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

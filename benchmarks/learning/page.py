@@ -6,12 +6,15 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.learning.matrix import (
+    ALGORITHM_BOUNDS,
     ALGORITHMS,
     CORRECTIONS,
     REFERENCE,
     STALENESS,
+    WITH_PRESET,
     compared,
     label,
+    stale_algorithm_name,
     staleness_name,
 )
 from benchmarks.learning.results import Outcome, Results
@@ -31,7 +34,10 @@ def filled(page: str, results: Results) -> str:
         "algorithms": _curves_table(results, "algorithms"),
         "settings": _settings_table("algorithm", ALGORITHMS),
         "corrections": _settings_table("correction", CORRECTIONS),
-        "staleness": _staleness_table(results),
+        "stale algorithms": _bounds_table(
+            results, "algorithm", WITH_PRESET, stale_algorithm_name, ALGORITHM_BOUNDS
+        ),
+        "staleness": _bounds_table(results, "correction", CORRECTIONS, staleness_name, STALENESS),
         "measured": _measured_table(results),
         "health": _health_table(results),
     }
@@ -108,12 +114,19 @@ def _flat(keys: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
             yield prefix + key, value
 
 
-def _staleness_table(results: Results) -> Rows:
-    rows = [["correction", *(f"bound {bound}" for bound in STALENESS)]]
-    for correction in CORRECTIONS:
-        cells = [_cell(results.of(staleness_name(correction, bound))) for bound in STALENESS]
+def _bounds_table(
+    results: Results,
+    head: str,
+    names: Iterable[str],
+    named: Callable[[str, int], str],
+    bounds: Sequence[int],
+) -> Rows:
+    """A row for each name that has run, a column for each bound."""
+    rows = [[head, *(f"bound {bound}" for bound in bounds)]]
+    for name in names:
+        cells = [_cell(results.of(named(name, bound))) for bound in bounds]
         if any(cells):
-            rows.append([f"`{correction}`", *cells])
+            rows.append([f"`{name}`", *cells])
     return rows
 
 
