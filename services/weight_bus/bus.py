@@ -120,6 +120,7 @@ class Bus:
         self._mailboxes.setdefault(hello.relay_id, Mailbox())
         self._node_relays.enter(hello)
         await self._node_relays.end_unknown()
+        self._look_at_senders()
         self._take_manifest(hello.copy)
         self._update()
 
@@ -128,9 +129,7 @@ class Bus:
         self._trainers.enter(hello)
         self._mailboxes.setdefault(hello.member_id, Mailbox())
         log.info("trainer rank registered", member=hello.member_id, group=hello.group)
-        for delivery, _ in self._deliveries.values():
-            delivery.look_at_senders()
-        self._node_relays.look_at_senders()
+        self._look_at_senders()
         self._update()
 
     async def control(
@@ -274,6 +273,7 @@ class Bus:
         self._relays.expire(self._config.forget_after_s)
         await self._node_relays.end_unknown()
         self._node_relays.start_missing()
+        self._look_at_senders()
         known = {*self._replicas.replica_ids, *self._relays.relay_ids}
         for member_id in self._mailboxes.keys() - known:
             if self._trainers.hello(member_id) is None:
@@ -290,6 +290,12 @@ class Bus:
                 log.exception("tick failed")
                 BusMetrics.tick_failures.inc()
             await asyncio.sleep(_TICK_S)
+
+    def _look_at_senders(self) -> None:
+        """See `Transfer.look_at_senders`."""
+        for delivery, _ in self._deliveries.values():
+            delivery.look_at_senders()
+        self._node_relays.look_at_senders()
 
     def _seen(self, member_id: str) -> bool:
         tables = (self._replicas, self._trainers, self._relays)

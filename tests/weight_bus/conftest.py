@@ -51,6 +51,12 @@ class Endpoint:
         assert isinstance(order, kind), order
         return order
 
+    async def next_of(self, kind: type[OrderT]) -> OrderT:
+        """The next order of this kind, whatever comes before it."""
+        while not isinstance(order := await self.receive(Order), kind):
+            pass
+        return order
+
     async def report(
         self, phase: Phase, version: int, *, prefix: str = "", error: str | None = None, **more: Any
     ) -> None:

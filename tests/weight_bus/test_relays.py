@@ -112,6 +112,32 @@ async def test_a_relay_whose_sender_failed_is_fed_by_another(world: World) -> No
     assert [send.link.prefix for send in sends] == [link.prefix for link in again.links]
 
 
+@pytest.mark.parametrize("replaced", [True, False])
+async def test_a_relay_does_not_wait_for_one_that_died_before_it_opened_a_link(
+    world: World, replaced: bool
+) -> None:
+    ranks = await world.register_trainer()
+    first, second = await relay(world, "n1"), await relay(world, "n2")
+    await world.bus.publish(manifest(1))
+    await first.receive(StageWeights)
+    for rank in ranks:
+        await rank.receive(SendWeights)
+    order = await second.receive(StageWeights)
+    if replaced:
+        await world.bus.register_relay(RelayHello(relay_id="n1/2", node_id="n1", memory_domain=""))
+    else:
+        for _ in range(2):
+            world.clock.now += world.config.dead_after_s * 0.6
+            for end in (second, *ranks):
+                await asks(end)
+        await world.bus.expire()
+    # Beside it the one that was replaced is dropped, and its successor is fed.
+    again = await second.next_of(StageWeights)
+    assert again.links[0].prefix != order.links[0].prefix
+    sends = [await rank.next_of(SendWeights) for rank in ranks]
+    assert [send.link.prefix for send in sends] == [link.prefix for link in again.links]
+
+
 async def test_a_relay_keeps_a_version_until_the_next_one_has_it_and_then_skips_to_the_newest(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -98,16 +98,17 @@ class Transfer:
         await self._context.changes.until(is_new, timeout_s=pause_s)
 
     def look_at_senders(self) -> None:
-        """End an update whose senders a new trainer has replaced.
+        """End an update whose senders a new trainer has replaced, or whose relay is dead.
 
         Else the receiver would wait for them until its links' deadline.
         """
-        current = self._context.trainers.current
-        replaced = self.senders and current is not None and self.senders != current
+        context, current = self._context, self._context.trainers.current
         sender = self.senders[0] if self.senders else ""
-        stands_in = self._context.replicas.get(sender) or self._context.relays.get(sender)
-        if replaced and stands_in is None:
-            self.reports.give_up_stage("the trainer was replaced")
+        if context.relays.get(sender) is not None:
+            if context.relays.dead(sender):
+                self.reports.give_up_stage(f"{sender} is silent")
+        elif sender and current not in (None, self.senders) and not context.replicas.get(sender):
+            self.reports.give_up_stage("its senders were replaced")
 
     def drop_links(self) -> None:
         """Cancel whatever is under way; the next update gets links of its own."""

@@ -127,6 +127,11 @@ class Relays:
         relay = self._relays.get(relay_id)
         return relay is not None and self._heard(relay)
 
+    def dead(self, relay_id: str) -> bool:
+        """Whether it has been silent for so long that nobody waits for it."""
+        relay = self._relays.get(relay_id)
+        return relay is None or self._clock() - relay.seen_at > self._config.dead_after_s
+
     def _heard(self, relay: Relay) -> bool:
         return self._clock() - relay.seen_at <= self._config.heartbeat_timeout_s
 
