@@ -23,6 +23,7 @@ from services.observability.garbage import heavy_imports
 with heavy_imports():
     import ray
     import torch
+    import torch.distributed as dist
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -62,8 +63,20 @@ class RankProcess:
         return work(*args)
 
     def load(self, config: TrainerConfig) -> Any:
+        self._end_groups()
         self._learner = Learner(config)
         return self._learner.model
+
+    def _end_groups(self) -> None:
+        """Of the learner so far, which a rank elsewhere has one of: each wakes up 100 times a
+        second, and hundreds of them take half of the machine."""
+        if self._learner is not None:
+            writer = self._learner._checkpoints
+            writer.settle()
+            for group in (writer._group, self._learner._context_group.ranks):
+                if group is not None:
+                    dist.destroy_process_group(group)
+            self._learner = None
 
     def peak_of(self, *calls: tuple[str, tuple[Any, ...]]) -> int:
         """Bytes that calls add to this process's resident memory at most."""
