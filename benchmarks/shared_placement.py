@@ -30,7 +30,7 @@ from services.protocol.weights.weight_bus import ReplicaState
 SHAPE = 512, 1536, 8, 8, 4, 64
 VOCABULARY = 8192
 BATCH = Shape(groups=2, size=4, prompt=16, response=48)
-NAMES = {"engine": "VLLM::", "rank": "ray::TrainerRank"}
+REPLICA, RANK = "ray::ServeReplica:rollout_server", "ray::TrainerRank"
 _LOOK_S, _UP_S, _SETTLE_S = 0.02, 300.0, 0.5
 
 
@@ -89,15 +89,19 @@ async def sampling() -> None:
 
 
 def memory() -> dict[str, int]:
-    """Bytes of each process's anonymous memory."""
-    found = dict.fromkeys(NAMES, 0)
+    """Bytes of anonymous memory of the rank and of what its replica has forked, the engine."""
+    found = {"engine": 0, "rank": 0}
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error, OSError):
-            title = " ".join(process.cmdline())
-            for name, begins in NAMES.items():
-                if title.startswith(begins):
-                    found[name] += _anonymous(process.pid)
+            if _title(process).startswith(RANK):
+                found["rank"] += _anonymous(process.pid)
+            elif _title(process.parent()).startswith(REPLICA):
+                found["engine"] += _anonymous(process.pid)
     return found
+
+
+def _title(process: psutil.Process | None) -> str:
+    return "" if process is None else " ".join(process.cmdline())
 
 
 def _anonymous(pid: int) -> int:
@@ -110,7 +114,11 @@ def report(figures: dict[str, Any]) -> None:
     rows = [
         [
             str(number),
-            *(f"{one[phase][name] / MIB:.0f}" for name in NAMES for phase in ("sampling", "turn")),
+            *(
+                f"{one[phase][name] / MIB:.0f}"
+                for name in ("engine", "rank")
+                for phase in ("sampling", "turn")
+            ),
             *(f"{one[part]:.2f}" for part in ("begin_s", "step_s", "end_s", "awake_s")),
         ]
         for number, one in enumerate(figures["rounds"], start=1)
