@@ -41,21 +41,24 @@ class Endpoint:
 
     async def receive(self, kind: type[OrderT]) -> OrderT:
         """The next order, which must be of this kind."""
+        order = await self._next()
+        assert isinstance(order, kind), order
+        return order
+
+    async def next_of(self, kind: type[OrderT]) -> OrderT:
+        """The next order of this kind, whatever comes before it."""
+        while not isinstance(order := await self._next(), kind):
+            pass
+        return order
+
+    async def _next(self) -> Order:
         async with asyncio.timeout(DEADLINE_S):
             while not self.orders:
                 answer = await self.bus.next_orders(self.id, self.acknowledged, 1.0)
                 assert answer.known
                 self.orders += answer.orders
                 self.acknowledged = answer.last
-        order = self.orders.pop(0)
-        assert isinstance(order, kind), order
-        return order
-
-    async def next_of(self, kind: type[OrderT]) -> OrderT:
-        """The next order of this kind, whatever comes before it."""
-        while not isinstance(order := await self.receive(Order), kind):
-            pass
-        return order
+        return self.orders.pop(0)
 
     async def report(
         self, phase: Phase, version: int, *, prefix: str = "", error: str | None = None, **more: Any
