@@ -3,7 +3,7 @@
     python -m benchmarks.shared_placement
 
 The services of deploy/laptop.yaml with `placement: shared`: a real engine and a real rank on CPUs,
-with a model of 147 MB. Each round is a turn with one train step on random answers. Memory is the
+with a model of 134 MB. Each round is a turn with one train step on random answers. Memory is the
 processes' anonymous memory; pages of files and of staged versions are not in it.
 """
 
@@ -31,7 +31,7 @@ SHAPE = 512, 1536, 8, 8, 4, 64
 VOCABULARY = 8192
 BATCH = Shape(groups=2, size=4, prompt=16, response=48)
 REPLICA, RANK = "ray::ServeReplica:rollout_server", "ray::TrainerRank"
-_LOOK_S, _UP_S, _SETTLE_S = 0.02, 300.0, 0.5
+_UP_S, _SETTLE_S = 300.0, 0.5
 
 
 def main() -> None:
@@ -89,7 +89,7 @@ async def sampling() -> None:
 
 
 def memory() -> dict[str, int]:
-    """Bytes of anonymous memory of the rank and of what its replica has forked, the engine."""
+    """Bytes of anonymous memory of the rank, and of the engine, which its replica forks."""
     found = {"engine": 0, "rank": 0}
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error, OSError):

@@ -52,7 +52,9 @@ def levels_of_logs() -> Iterator[None]:
     before = {one.name: one.level for one in services_logs()}
     yield
     for one in services_logs():
-        one.setLevel(before.get(one.name, logging.INFO))
+        level = before.get(one.name, logging.INFO)
+        if one.level != level:  # setting it empties the caches of all loggers
+            one.setLevel(level)
 
 
 def services_logs() -> list[logging.Logger]:

@@ -3,9 +3,12 @@ from itertools import groupby
 import pytest
 
 from benchmarks.learning.matrix import (
+    ALGORITHM_BOUNDS,
     TWICE,
+    WITH_PRESET,
     Configuration,
     configurations,
+    stale_algorithm_name,
     staleness_configuration,
 )
 from benchmarks.learning.page import PAGE, filled
@@ -40,6 +43,14 @@ def test_a_preset_in_the_place_of_a_staleness_bound_is_the_same_run(
 def test_the_tables_of_the_page_are_those_of_the_recorded_runs() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert page == filled(page, Results.read(RESULTS))
+
+
+@pytest.mark.parametrize("algorithm", WITH_PRESET)
+def test_every_algorithm_has_a_run_at_each_bound_of_its_table(algorithm: str) -> None:
+    for bound in ALGORITHM_BOUNDS:
+        one = BY_NAME[stale_algorithm_name(algorithm, bound)]
+        schedule = one.run_config(seed=0, steps=2, run_root="/nowhere").schedule
+        assert schedule.max_staleness == bound
 
 
 def test_what_is_recorded_is_what_the_matrix_lists() -> None:

@@ -63,13 +63,16 @@ class RankProcess:
         return work(*args)
 
     def load(self, config: TrainerConfig) -> Any:
-        self._end_groups()
+        self._end_learner()
         self._learner = Learner(config)
         return self._learner.model
 
-    def _end_groups(self) -> None:
-        """Of the learner so far, which a rank elsewhere has one of: each wakes up 100 times a
-        second, and hundreds of them take half of the machine."""
+    def _end_learner(self) -> None:
+        """Drop the learner and destroy its process groups.
+
+        A thread of each group wakes up 100 times a second, and a rank of these tests has dozens
+        of learners one after another; a rank of a deployment has one.
+        """
         if self._learner is not None:
             writer = self._learner._checkpoints
             writer.settle()
@@ -86,7 +89,7 @@ class RankProcess:
         return found[0]
 
     def peak_of_load(self, config: TrainerConfig) -> int:
-        self._learner = None
+        self._end_learner()
         return self.peak_of(("load", (config,)))
 
     def progress_of_load(self, config: TrainerConfig) -> list[tuple[int, int]]:

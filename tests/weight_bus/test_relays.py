@@ -98,13 +98,19 @@ async def test_the_first_relay_feeds_the_second_while_it_receives(world: World) 
         assert rank.orders == [], "the trainer sends once"
 
 
-async def test_a_relay_whose_sender_failed_is_fed_by_another(world: World) -> None:
+async def chain_half_way(world: World) -> tuple[list[Endpoint], RelayEnd]:
+    """Ranks that were told to send to a first relay, n1, and a second, n2, that it is to feed."""
     ranks = await world.register_trainer()
     first, second = await relay(world, "n1"), await relay(world, "n2")
     await world.bus.publish(manifest(1))
     await first.receive(StageWeights)
     for rank in ranks:
         await rank.receive(SendWeights)
+    return ranks, second
+
+
+async def test_a_relay_whose_sender_failed_is_fed_by_another(world: World) -> None:
+    ranks, second = await chain_half_way(world)
     await second.vote(await second.receive(StageWeights), error="the sender is gone")
     await second.receive(DropLinks)
     again = await second.receive(StageWeights)
@@ -116,12 +122,7 @@ async def test_a_relay_whose_sender_failed_is_fed_by_another(world: World) -> No
 async def test_a_relay_does_not_wait_for_one_that_died_before_it_opened_a_link(
     world: World, replaced: bool
 ) -> None:
-    ranks = await world.register_trainer()
-    first, second = await relay(world, "n1"), await relay(world, "n2")
-    await world.bus.publish(manifest(1))
-    await first.receive(StageWeights)
-    for rank in ranks:
-        await rank.receive(SendWeights)
+    ranks, second = await chain_half_way(world)
     order = await second.receive(StageWeights)
     if replaced:
         await world.bus.register_relay(RelayHello(relay_id="n1/2", node_id="n1", memory_domain=""))
@@ -131,7 +132,7 @@ async def test_a_relay_does_not_wait_for_one_that_died_before_it_opened_a_link(
             for end in (second, *ranks):
                 await asks(end)
         await world.bus.expire()
-    # Beside it the one that was replaced is dropped, and its successor is fed.
+    # Orders to drop the old relay's links, and to feed its successor, may come before these.
     again = await second.next_of(StageWeights)
     assert again.links[0].prefix != order.links[0].prefix
     sends = [await rank.next_of(SendWeights) for rank in ranks]

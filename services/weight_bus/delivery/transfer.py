@@ -102,13 +102,15 @@ class Transfer:
 
         Else the receiver would wait for them until its links' deadline.
         """
-        context, current = self._context, self._context.trainers.current
-        sender = self.senders[0] if self.senders else ""
-        if context.relays.get(sender) is not None:
-            if context.relays.dead(sender):
-                self.reports.give_up_stage(f"{sender} is silent")
-        elif sender and current not in (None, self.senders) and not context.replicas.get(sender):
-            self.reports.give_up_stage("its senders were replaced")
+        if not self.senders:
+            return
+        replicas, relays = self._context.replicas, self._context.relays
+        sender, current = self.senders[0], self._context.trainers.current
+        stands_in = replicas.get(sender) or relays.get(sender)
+        if stands_in is None and current not in (None, self.senders):
+            self.reports.give_up_stage("the senders were replaced")
+        elif relays.dead(sender):
+            self.reports.give_up_stage(f"{sender} is silent")
 
     def drop_links(self) -> None:
         """Cancel whatever is under way; the next update gets links of its own."""

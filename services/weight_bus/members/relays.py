@@ -128,9 +128,9 @@ class Relays:
         return relay is not None and self._heard(relay)
 
     def dead(self, relay_id: str) -> bool:
-        """Whether it has been silent for so long that nobody waits for it."""
+        """Whether it has been silent for longer than `dead_after_s`; False of unknown members."""
         relay = self._relays.get(relay_id)
-        return relay is None or self._clock() - relay.seen_at > self._config.dead_after_s
+        return relay is not None and self._clock() - relay.seen_at > self._config.dead_after_s
 
     def _heard(self, relay: Relay) -> bool:
         return self._clock() - relay.seen_at <= self._config.heartbeat_timeout_s
