@@ -12,7 +12,8 @@ from services.protocol.run.orchestrator import RunState
 from tests.cluster.conftest import MODEL_NAME, Cluster
 from tests.cluster.reference import checkpointed_model, initial_model, largest_difference
 
-TOLERANCE = 1e-5
+TOLERANCE = 1e-4
+"""Rounding of float32 gives 1e-5 in the worst of thousands of tokens; a wrong version far more."""
 
 
 def sample(cluster: Cluster, tokens: int) -> dict[str, Any]:
@@ -74,6 +75,9 @@ def test_every_token_knows_its_policy_version(cluster: Cluster) -> None:
     # A run starts from the deployed weights, which it publishes before its first step.
     models |= published | {min(published) - 1: initial_model(cluster.model_dir)}
     assert any(len(versions(trajectory)) > 1 for trajectory in crossing)
+    version = max(versions(before))
+    mislabelled = {version: models[max(published)]}
+    assert largest_difference(mislabelled, before) > 10 * TOLERANCE
     for trajectory in crossing:
         assert largest_difference(models, trajectory) < TOLERANCE
 
