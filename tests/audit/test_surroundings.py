@@ -68,14 +68,7 @@ def knows(completion, answer, url):
 
 async def test_a_grader_that_fails_is_no_reward_if_it_has_a_reference(tmp_path: Path) -> None:
     (tmp_path / "own_grader.py").write_text(GRADERS)
-    service = {
-        "name": "reward_service",
-        "import_path": "services.reward_service.app:build",
-        "args": {"grader_modules": ["own_grader"]},
-        "runtime_env": {"env_vars": {"PYTHONPATH": str(tmp_path)}},
-    }
-    deployment = tmp_path / "deploy.yaml"
-    deployment.write_text(yaml.safe_dump({"applications": [service]}))
+    deployment = deployment_of(tmp_path, {"grader_modules": ["own_grader"]})
     async with knowing() as url:
         rows = [
             one
@@ -95,6 +88,46 @@ async def test_a_grader_that_fails_is_no_reward_if_it_has_a_reference(tmp_path: 
     assert found["reward.grader"]["verdict"] == "fail"
     paid = "room-2, whose grader raised: 0, room-2, whose grader hung: 0;"
     assert f"a failure became a reward: {paid}" in found["reward.grader"]["evidence"]
+
+
+async def test_an_endpoint_that_is_away_or_never_answers_is_no_reward(tmp_path: Path) -> None:
+    async def grade(request: web.Request) -> web.Response:
+        asked = await request.json()
+        return web.json_response({"reward": float(asked["completion"] == asked["arguments"]["is"])})
+
+    app = web.Application()
+    app.router.add_post("/", grade)
+    async with TestServer(app) as server:
+        arguments = {"http_graders": {"knows": str(server.make_url("/"))}}
+        rows = [
+            one
+            | {
+                "grader": {
+                    "kind": "http",
+                    "name": "knows",
+                    "arguments": {"is": one["data"]["answer"]},
+                }
+            }
+            for one in ROWS[:4]
+        ]
+        deployment = deployment_of(tmp_path, arguments)
+        _, found, said = await audit_here(tmp_path, None, rows, deployment=deployment)
+    assert found["reward.grader"]["verdict"] == "pass", said
+    assert found["reward.grader"]["evidence"] == "4 raised and 4 hung, and have no reward"
+    assert found["reward.network"]["verdict"] == "pass", said
+
+
+def deployment_of(folder: Path, arguments: dict[str, Any]) -> Path:
+    """A deployment file whose reward service has these arguments, and this folder's modules."""
+    service = {
+        "name": "reward_service",
+        "import_path": "services.reward_service.app:build",
+        "args": arguments,
+        "runtime_env": {"env_vars": {"PYTHONPATH": str(folder)}},
+    }
+    path = folder / "deploy.yaml"
+    path.write_text(yaml.safe_dump({"applications": [service]}))
+    return path
 
 
 AGENT = """
