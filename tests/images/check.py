@@ -88,8 +88,15 @@ def base_of(image: str) -> str:
     return f"docker.io/{name if '/' in name else f'library/{name}'}"
 
 
-def make_base(store: Store, root: Path) -> None:
-    """A Debian 12 with Python, under the names of all base images."""
+def make_base(store: Store, root: Path, settings: Mapping[str, str]) -> None:
+    """A Debian 12 with Python, under the names of all base images.
+
+    Args:
+        store: for the images.
+        root: folder of the Debian, which is removed.
+        settings: of the package indexes. They are the images' own variables, since `--env` of
+            Debian's buildah reaches no step.
+    """
     command = ["debootstrap", "--variant=minbase", f"--include={_PACKAGES}", "bookworm"]
     with (store.logs / "debootstrap.log").open("wb") as log:
         subprocess.run([*command, root, mirror()], stdout=log, stderr=log, check=True)
@@ -98,7 +105,8 @@ def make_base(store: Store, root: Path) -> None:
     subprocess.run(["tar", "-C", root, "-cf", archive, "."], check=True)
     shutil.rmtree(root)
     for image in IMAGES:
-        words = ["import", str(archive), base_of(image)]
+        words = [f"--change=ENV {name}={json.dumps(value)}" for name, value in settings.items()]
+        words = ["import", *words, str(archive), base_of(image)]
         status, _ = store.run(f"{image}-base", "podman", *words, timeout_s=BUILD_S)
         if status != 0:
             sys.exit(f"error: podman import failed:\n{store.said(f'{image}-base')}")
@@ -109,12 +117,10 @@ def build(store: Store, image: str, settings: Mapping[str, str]) -> tuple[str, i
     """Build the Dockerfile; how it ended and after how many seconds.
 
     Args:
-        settings: of the package indexes; they are in the environment of the steps.
+        settings: of the package indexes, whose folders each step sees.
     """
     words = ["build", "--isolation", "chroot", "--pull-never", "--layers=false"]
     words += ["--file", str(DOCKER / f"{image}.Dockerfile"), "--tag", f"localhost/millrace:{image}"]
-    for name, value in settings.items():
-        words += ["--env", f"{name}={value}"]
     for path in folders_and_files(settings):
         words += ["--volume", f"{path}:{path}:ro"]
     if settings.get("UV_FIND_LINKS"):
@@ -202,7 +208,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="millrace-images-") as folder:
         store = Store(Path(folder), logs)
         try:
-            make_base(store, Path(folder) / "debian")
+            make_base(store, Path(folder) / "debian", settings)
             for image in [given.only] if given.only else IMAGES:
                 results[f"build of {image}.Dockerfile"] = build(store, image, settings)
                 print(results, flush=True)
