@@ -1,9 +1,11 @@
 """Which `bwrap` is taken, and that none is that somebody else could have put there."""
 
+import os
 import shutil
 import tomllib
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from packaging.requirements import Requirement
@@ -12,6 +14,7 @@ from services.protocol.errors import InvalidInput
 from services.reward_service.config import RewardServiceConfig
 from services.reward_service.isolation import bubblewrap
 from services.reward_service.isolation.bubblewrap import PACKAGE, Bubblewrap, NoBubblewrap
+from services.reward_service.isolation.jail import _namespace_flags
 from services.reward_service.sandbox.sandbox import Sandbox
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
@@ -164,3 +167,14 @@ async def test_without_any_the_service_holds_answers_in_tier_b() -> None:
         assert sandbox.tier == "B"
     finally:
         sandbox.close()
+
+
+@pytest.mark.parametrize(("mounted", "asked"), [(os.ST_RDONLY, False), (0, True)])
+def test_where_sysctls_are_read_only_as_in_containers_seccomp_denies_user_namespaces(
+    monkeypatch: pytest.MonkeyPatch, mounted: int, asked: bool
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=mounted))
+    flags = _namespace_flags(Bubblewrap(path="/usr/bin/bwrap", version=(0, 11, 0), packaged=False))
+    assert "--unshare-user" in flags
+    assert ("--disable-userns" in flags) == asked

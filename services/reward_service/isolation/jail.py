@@ -240,9 +240,14 @@ def _namespace_flags(bubblewrap: Bubblewrap) -> list[str]:
             flags += ["--cap-add", capability]
     else:
         flags += ["--unshare-user"]
-        if bubblewrap.disables_user_namespaces:
+        if bubblewrap.disables_user_namespaces and not _sysctls_are_read_only():
             flags += ["--disable-userns"]
     return flags
+
+
+def _sysctls_are_read_only() -> bool:
+    """As in ordinary containers: `--disable-userns`, which sets one, would fail."""
+    return bool(os.statvfs("/proc/sys/user").f_flag & os.ST_RDONLY)
 
 
 def _open_to_all(folder: str) -> bool:
