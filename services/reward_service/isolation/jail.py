@@ -247,7 +247,10 @@ def _namespace_flags(bubblewrap: Bubblewrap) -> list[str]:
 
 def _sysctls_are_read_only() -> bool:
     """As in ordinary containers: `--disable-userns`, which sets one, would fail."""
-    return bool(os.statvfs("/proc/sys/user").f_flag & os.ST_RDONLY)
+    try:
+        return bool(os.statvfs("/proc/sys/user").f_flag & os.ST_RDONLY)
+    except FileNotFoundError:  # a kernel without user namespaces
+        return True
 
 
 def _open_to_all(folder: str) -> bool:
