@@ -166,11 +166,10 @@ def examine(store: Store) -> dict[str, tuple[str, int]]:
 
 def table(record: Mapping[str, Any]) -> str:
     """The results as docs/deploying.md shows them."""
-    lines = ["| step | result | seconds |", "|---|---|---|"]
-    lines += [f"| {name} | {ending} | {s:,} |" for name, (ending, s) in record["results"].items()]
-    where = (
-        f"At `{record['commit']}`, {record['date']}, on {record['cores']} cores; {record['with']}."
-    )
+    lines = ["| step | result | seconds | commit |", "|---|---|---|---|"]
+    for name, (ending, seconds, commit) in record["results"].items():
+        lines.append(f"| {name} | {ending} | {seconds:,} | `{commit}` |")
+    where = f"{record['date']}, on {record['cores']} cores; {record['with']}."
     return "\n".join([*lines, "", where, ""])
 
 
@@ -199,6 +198,8 @@ def main() -> int:
         print(f"error: {problem}")
         return 2
     began = datetime.now(UTC)
+    ask = ["git", "-C", str(REPOSITORY), "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip()
     logs = REPOSITORY / "build" / "images" / f"{began:%Y%m%d-%H%M%S}"
     logs.mkdir(parents=True)
     print(f"logs: {logs}", flush=True)
@@ -217,13 +218,12 @@ def main() -> int:
         finally:
             store.run("clean", "podman", "rmi", "--all", "--force", timeout_s=RUN_S)
     versions = subprocess.run(["podman", "--version"], capture_output=True, text=True, check=True)
-    commit = ["git", "-C", str(REPOSITORY), "rev-parse", "--short", "HEAD"]
+    kept = json.loads(RECORD.read_text())["results"] if given.only and RECORD.exists() else {}
     record = {
-        "commit": subprocess.run(commit, capture_output=True, text=True, check=True).stdout.strip(),
         "date": f"{began:%Y-%m-%d}",
         "cores": len(os.sched_getaffinity(0)),
         "with": versions.stdout.strip(),
-        "results": results,
+        "results": kept | {name: (*one, commit) for name, one in results.items()},
     }
     print(table(record))
     if given.record:

@@ -246,7 +246,7 @@ def _namespace_flags(bubblewrap: Bubblewrap) -> list[str]:
 
 
 def _sysctls_are_read_only() -> bool:
-    """As in ordinary containers: `--disable-userns`, which sets one, would fail."""
+    """Whether `--disable-userns`, which sets one, would fail; they are so in containers."""
     try:
         return bool(os.statvfs("/proc/sys/user").f_flag & os.ST_RDONLY)
     except FileNotFoundError:  # a kernel without user namespaces

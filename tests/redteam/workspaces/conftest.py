@@ -111,7 +111,7 @@ def everything(workspaces: Workspaces) -> tuple[set[int], int, int]:
 
 
 def mounts(workspaces: Workspaces) -> list[str]:
-    """Mounts in the service's folders. Others of the machine are of tests that run beside these."""
+    """Mounts in the service's folders; tests that run at the same time make mounts elsewhere."""
     assert workspaces._scratch is not None
     folder = str(workspaces._scratch.path)
     return [one for one in Path("/proc/self/mountinfo").read_text().splitlines() if folder in one]
