@@ -135,11 +135,12 @@ class Subject:
         """
         async with self._slots:
             self.episodes += 1
+            environment = await self._imported(task)  # no part of an episode's time
             began = time.monotonic()
             episode = self._policy.begin(script)
             try:
                 async with asyncio.timeout(self._timeout_s):
-                    reward = await self._rewarded(task, episode)
+                    reward = await self._rewarded(task, episode, environment)
                 outcome = Outcome(reward=reward)
             except RolloutFailed as failed:
                 outcome = Outcome(reward=None, reason=str(failed))
@@ -150,17 +151,27 @@ class Subject:
             self._policy.end(episode)
             return replace(outcome, seconds=seconds, calls=calls, episode=episode)
 
-    async def _rewarded(self, task: Task, episode: str) -> float:
+    async def _imported(self, task: Task) -> EnvironmentProcess | None:
+        """The process of the task's environment; None where none of the user's code plays."""
+        name = task.environment
+        if name is None or (name == OUTSIDE and self._agent is not None):
+            return None
+        environment = self._environments.get(name)
+        if environment is None:
+            inside = f"{self._inside}:{name.encode().hex()}"
+            environment = EnvironmentProcess(inside if self._inside else name)
+            self._environments[name] = environment
+        await environment.start()
+        return environment
+
+    async def _rewarded(
+        self, task: Task, episode: str, environment: EnvironmentProcess | None
+    ) -> float:
         if task.environment is None:
             return await self._graded(task, await self._answer(task, episode))
-        if task.environment == OUTSIDE and self._agent is not None:
-            return await self._by_agent(task, episode, self._agent)
-        environment = self._environments.get(task.environment)
         if environment is None:
-            inside = f"{self._inside}:{task.environment.encode().hex()}"
-            environment = EnvironmentProcess(inside if self._inside else task.environment)
-            self._environments[task.environment] = environment
-        await environment.start()
+            assert self._agent is not None
+            return await self._by_agent(task, episode, self._agent)
         outcome = await environment.run(self._order(task, episode))
         if "rewards" in outcome:
             return float(sum(outcome["rewards"].values()))
