@@ -1,8 +1,6 @@
 """The weights of a rank on their way into host memory, and their digests."""
 
-import contextlib
 import os
-import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,7 +24,6 @@ from services.transport.shared_memory import BufferPool
 
 HASH_THREADS = 4
 """At about 2 GB/s each, they keep up with a GPU that copies to host memory."""
-_NICE = 10
 
 
 class WeightExporter:
@@ -107,7 +104,5 @@ def _marked(hashed: "Future[str]") -> str:
 
 
 def _name_hashing_thread() -> None:
-    """Its work is no sign of life of the torch thread, whose name it inherits, and comes after."""
+    """It inherits the torch thread's name, whose CPU time the heartbeat takes for a sign of life."""
     name_thread("hash")
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
