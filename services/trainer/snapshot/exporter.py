@@ -104,5 +104,5 @@ def _marked(hashed: "Future[str]") -> str:
 
 
 def _name_hashing_thread() -> None:
-    """It inherits the torch thread's name, whose CPU time the heartbeat takes for a sign of life."""
+    """By the torch thread's name, which it inherits, the heartbeat would count its CPU time."""
     name_thread("hash")
