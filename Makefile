@@ -26,7 +26,7 @@ task: .venv/ready  ## five files of a task of your own, which `make demo` runs: 
 # One part more than there are CPUs: each waits for something half of the time. With all five on two
 # CPUs, deadlines of tests run out. The longest begin. On less than 16 GiB of memory AT_ONCE=2.
 AT_ONCE ?= $(shell echo $$(($$(nproc 2>/dev/null || echo 2) + 1)))
-PARTS := test-services test-engines test-jails test-clusters test-faults
+PARTS := test-clusters test-engines test-services test-jails test-faults
 
 test: .venv/ready  ## every test; with less than 16 GiB of memory AT_ONCE=2
 	@rm -rf build/test; began=$$(date +%s); \
