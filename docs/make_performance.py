@@ -48,6 +48,7 @@ def page() -> str:
         _training(),
         _batches(),
         _prefixes(),
+        _repeats(),
         _turns(),
         _schedules(),
         _soak(),
@@ -432,6 +433,25 @@ def _prefixes() -> str:
             rows,
         ),
         _table("bar | wanted | found", bars),
+    )
+
+
+def _repeats() -> str:
+    rounds = _read("determinism")["rounds"]
+    names = {"sampling_s": "a batch is sampled, s", "step_s": "a step and its wait, s"}
+    rows = []
+    for key, says in names.items():
+        without, repeats = (median(one[way][key] for one in rounds) for way in ("plain", "repeats"))
+        times = median(one["repeats"][key] / one["plain"][key] for one in rounds)
+        rows.append(f"{says} | {without:.2f} | {repeats:.2f} | {times:.2f}")
+    ends = {json.dumps(one["repeats"]["digests"], sort_keys=True) for one in rounds}
+    return _section(
+        "Runs that repeat",
+        "`benchmarks/determinism.py`: the example's run with `determinism: true` in both files "
+        f"and without, in turn. With it {len(rounds)} runs ended with {len(ends)} distinct "
+        f"checkpoint{'s' * (len(ends) > 1)}. Sampling costs more because an engine on a CPU then computes one sequence at "
+        "a time, with one thread.",
+        _table("medians | without | with | ratio", rows),
     )
 
 
