@@ -449,8 +449,8 @@ def _repeats() -> str:
         "Runs that repeat",
         "`benchmarks/determinism.py`: the example's run with `determinism: true` in both files "
         f"and without, in turn. With it {len(rounds)} runs ended with {len(ends)} distinct "
-        f"checkpoint{'s' * (len(ends) > 1)}. Sampling costs more because an engine on a CPU then computes one sequence at "
-        "a time, with one thread.",
+        f"checkpoint{'s' * (len(ends) > 1)}. Sampling costs more because an engine on a CPU then "
+        "computes one sequence at a time, with one thread.",
         _table("medians | without | with | ratio", rows),
     )
 
