@@ -203,9 +203,7 @@ class Ranks:
         self._ended: dict[int, int] = {}  # exit codes of ranks that ended before they were told to
 
     def config(self, model: Path, **settings: Any) -> TrainerConfig:
-        """Without a canary, whose forward passes would be a fifth of what most tests do."""
-        given = {"canary_sequences": 0} | settings
-        return TrainerConfig(model=str(model), world_size=self.world_size, **given)
+        return TrainerConfig(model=str(model), world_size=self.world_size, **settings)
 
     def meet(self, model: Path) -> None:
         self._tiny, self._ended = model, {}

@@ -10,8 +10,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from services.trainer.snapshot.canary_sequences import PASSES, TOKENS
 
-COUNT = 8
-
 
 @pytest.fixture(scope="module")
 def sharp_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -30,11 +28,11 @@ def test_the_sequences_are_likely(
     rank_groups: Any, sharp_model: Path, ranks: int, shared: int
 ) -> None:
     group = rank_groups[ranks]
-    config = group.config(sharp_model, context_parallel=shared, canary_sequences=COUNT)
+    config = group.config(sharp_model, context_parallel=shared)
     canaries = [model.canary for model in group.call("load", config)]
     assert all(one == canaries[0] for one in canaries)
     sequences = torch.tensor(canaries[0])
-    assert sequences.shape == (COUNT, TOKENS)
+    assert sequences.shape == (8, TOKENS)
     model = AutoModelForCausalLM.from_pretrained(sharp_model)
     with torch.no_grad():
         logs = model(sequences).logits[:, :-1].log_softmax(-1)
@@ -51,7 +49,7 @@ def test_a_run_has_sequences_of_its_own_weights(
     rank_groups: Any, sharp_model: Path, make_start: Any, make_batch: Any
 ) -> None:
     group = rank_groups[2]
-    group.load(sharp_model, canary_sequences=COUNT)
+    group.load(sharp_model)
     first = group.call("start_run", make_start(learning_rate=0.05), 0)[0].canary
     for step in (1, 2, 3):
         group.call("train", make_batch(step, groups=3), 0, step)
@@ -62,4 +60,4 @@ def test_a_run_has_sequences_of_its_own_weights(
 
 
 def test_no_sequences_are_none(rank_groups: Any, sharp_model: Path) -> None:
-    assert rank_groups[1].load(sharp_model).canary == ()
+    assert rank_groups[1].load(sharp_model, canary_sequences=0).canary == ()
