@@ -10,7 +10,7 @@ ifeq ($(filter output-sync,$(.FEATURES)),)
 $(error make $(MAKE_VERSION) is too old -> install GNU make 4.0 or newer)
 endif
 
-.PHONY: help demo task test test-clusters test-engines test-services test-jails test-faults test-operations bare-machine images lint docs audit wheel bench clean
+.PHONY: help demo task test test-slow test-clusters test-engines test-services test-jails test-faults test-operations bare-machine images lint docs audit wheel bench clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -28,10 +28,17 @@ task: .venv/ready  ## five files of a task of your own, which `make demo` runs: 
 AT_ONCE ?= $(shell echo $$(($$(nproc 2>/dev/null || echo 2) + 1)))
 PARTS := test-clusters test-engines test-services test-jails test-faults
 
-test: .venv/ready  ## every test; with less than 16 GiB of memory AT_ONCE=2
+# Those that are not marked as slow.
+SELECT ?= not slow
+
+test: .venv/ready  ## the tests of every change; with less than 16 GiB of memory AT_ONCE=2
 	@rm -rf build/test; began=$$(date +%s); \
 	$(MAKE) --no-print-directory -j$(AT_ONCE) --output-sync=line --keep-going $(PARTS); ended=$$?; \
 	$(BIN)/python -m tests.closing $$began $(PARTS) && exit $$ended
+
+# Real trainings and clusters that take many seconds of both CPUs each.
+test-slow:  ## the tests that `make test` leaves out: half an hour on two cores
+	@$(MAKE) --no-print-directory test SELECT=slow
 
 CLUSTERS := tests/cluster tests/one_gpu tests/demo
 FAULTS := tests/chaos tests/cli
@@ -40,20 +47,20 @@ JAILS := tests/redteam tests/reward_service/workspaces tests/reward_service/work
 OPERATIONS := tests/operations tests/chaos/test_whole_run.py
 
 test-clusters:
-	@$(BIN)/python -m tests.part $@ $(CLUSTERS)
+	@$(BIN)/python -m tests.part $@ -m '$(SELECT)' $(CLUSTERS)
 
 test-engines:
-	@$(BIN)/python -m tests.part $@ $(ENGINES)
+	@$(BIN)/python -m tests.part $@ -m '$(SELECT)' $(ENGINES)
 
 test-services:
-	@$(BIN)/python -m tests.part $@ $(OPERATIONS:%=--ignore=%) \
+	@$(BIN)/python -m tests.part $@ -m '$(SELECT)' $(OPERATIONS:%=--ignore=%) \
 	  $(patsubst %,--ignore=%,$(CLUSTERS) $(ENGINES) $(JAILS) $(FAULTS))
 
 test-jails:
-	@$(BIN)/python -m tests.part $@ $(JAILS)
+	@$(BIN)/python -m tests.part $@ -m '$(SELECT)' $(JAILS)
 
 test-faults:
-	@$(BIN)/python -m tests.part $@ $(FAULTS) $(OPERATIONS:%=--ignore=%)
+	@$(BIN)/python -m tests.part $@ -m '$(SELECT)' $(FAULTS) $(OPERATIONS:%=--ignore=%)
 
 # Whole clusters that are watched, cut apart and broken: one after the other, minutes each.
 test-operations: .venv/ready  ## whole clusters, watched and broken: half an hour

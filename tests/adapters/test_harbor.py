@@ -284,6 +284,7 @@ def test_the_command_writes_a_task_file_and_says_what_it_leaves_out(tmp_path: Pa
     assert len(answers.read_text().splitlines()) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("replica")
 def test_an_audit_pays_reference_solutions_and_nothing_else(tmp_path: Path) -> None:
     harbor_task(tmp_path / "made")

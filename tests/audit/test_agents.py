@@ -53,6 +53,7 @@ def test_a_good_program_passes(tmp_path: Path) -> None:
     assert found["reward.failure"]["evidence"] == "every episode failed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ending", "check", "words"),
     [

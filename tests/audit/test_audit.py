@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.slow import first_of
+
 ZOO = Path(__file__).with_name("zoo.py")
 
 
@@ -82,15 +84,17 @@ LEAKED = [row(n, f"Room {n}. The note on the door says: k{1000 + 37 * n}") for n
 
 @pytest.mark.parametrize(
     ("environment", "rows", "check", "words"),
-    [
-        ("pays_silence", ROWS, "reward.worthless", "'empty' is paid on room-0"),
-        ("pays_failures", ROWS, "reward.failure", "became a reward: room-0: 0"),
-        ("too_busy_is_wrong", ROWS, "reward.load", "1, then 0"),
-        ("by_order", ROWS, "reward.reproducible", "then"),
-        ("leaks", LEAKED, "reward.leak", "word 1 from the end of the task is paid on 100%"),
-        ("raises", ROWS, "operations.failures", "8 of 8 failed, as in: environment_raised"),
-        ("grows", ROWS, "operations.memory", "an episode"),
-    ],
+    first_of(
+        [
+            ("pays_silence", ROWS, "reward.worthless", "'empty' is paid on room-0"),
+            ("pays_failures", ROWS, "reward.failure", "became a reward: room-0: 0"),
+            ("too_busy_is_wrong", ROWS, "reward.load", "1, then 0"),
+            ("by_order", ROWS, "reward.reproducible", "then"),
+            ("leaks", LEAKED, "reward.leak", "word 1 from the end of the task is paid on 100%"),
+            ("raises", ROWS, "operations.failures", "8 of 8 failed, as in: environment_raised"),
+            ("grows", ROWS, "operations.memory", "an episode"),
+        ]
+    ),
 )
 def test_a_planted_defect_is_found(
     tmp_path: Path, environment: str, rows: list[dict[str, Any]], check: str, words: str

@@ -13,6 +13,8 @@ from examples.shop import tasks as shop
 from examples.tiny_code.make_model import write_tasks
 from tests.audit.test_audit import audit_of
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -4,6 +4,7 @@ import json
 import shlex
 from pathlib import Path
 
+import pytest
 import yaml
 
 from millrace_tools.audit.answers import turns
@@ -15,6 +16,7 @@ GOOD = {"task_id": "room-1", "good": ["k1037", ["k1037", "again"]], "bad": ["k10
 BAD = {"task_id": "room-2", "good": ["k9999"], "bad": ["k1074"]}
 
 
+@pytest.mark.slow
 def test_known_answers_are_paid_as_they_should_be(tmp_path: Path) -> None:
     (tmp_path / "answers.jsonl").write_text(json.dumps(GOOD) + "\n\n")
     only = ["reward.good", "reward.bad"]

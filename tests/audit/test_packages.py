@@ -25,6 +25,8 @@ import gymnasium
 from gymnasium import spaces
 from environments.gymnasium import gymnasium_rollout
 
+pytestmark = pytest.mark.slow
+
 class Guess(gymnasium.Env):
     observation_space = spaces.Text(20)
     action_space = spaces.Discrete(1000)

@@ -38,6 +38,7 @@ def figures(report: StageReport) -> dict[str, float | str]:
     return {one.name: one.value for one in report.figures}
 
 
+@pytest.mark.slow
 def test_one_engine_is_measured_while_the_other_is_paused(bench: Bench, cluster: Cluster) -> None:
     report = run("engine", bench)
     assert report.verdict is Verdict.PASSED, report.reason
@@ -66,6 +67,7 @@ def test_an_answer_goes_on_when_its_engine_is_killed(bench: Bench, cluster: Clus
     assert len(cluster.table().leased) == REPLICAS
 
 
+@pytest.mark.slow
 def test_the_example_trains_and_has_a_curve(bench: Bench) -> None:
     report = run("learning-separate", bench)
     assert report.verdict is Verdict.PASSED, report.reason

@@ -76,6 +76,7 @@ def killed_and_resumed(cluster: Cluster, config: RunConfig) -> RunStatus:
         return cluster.follow(client, run_id)
 
 
+@pytest.mark.slow
 def test_same_seed_same_schedule_same_numbers(repeating: Cluster) -> None:
     """Two replicas without a fault, and one replica with a kill and a resume."""
     config = repeating.run_config(

@@ -46,6 +46,7 @@ async def router(vllm):
     await cluster.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", GenerationMode, ids=lambda mode: mode.value)
 async def test_every_endpoint_answers_as_it_says(router, mode):
     described = httpx.Response.json(await router.http.get(f"{router.url}/openapi.json"))

@@ -37,6 +37,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
             accept.communicate(timeout=ACCEPT_S)
 
 
+@pytest.mark.slow
 def test_a_machine_without_gpus_is_accepted(start, tmp_path: Path) -> None:
     accept = start("--json", "--stage", "device-to-device", "--stage", "push-gloo")
     said, _ = accept.communicate(timeout=ACCEPT_S)

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from examples.tiny_code.make_model import write_tasks
 from services.page.reading.run_folder import RunFolder
 from tests.audit.test_audit import audit_of
@@ -12,6 +14,8 @@ from tests.audit.test_audit import audit_of
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1700)
 def test_a_small_model_is_trained_with_three_seeds(tmp_path: Path) -> None:
     model = tmp_path / "model"
     command = [sys.executable, "-m", "examples.tiny_code.make_model", "--out", str(model)]

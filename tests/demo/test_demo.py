@@ -25,7 +25,8 @@ from services.ledger.ledger import ledger_of
 from services.page.reading.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
-DEMO_S = 600
+DEMO_S = 1500
+pytestmark = pytest.mark.timeout(1700)
 
 
 @pytest.fixture
@@ -150,6 +151,7 @@ def test_the_demo_trains_sums_up_and_leaves_nothing_behind(
     assert all(answer["verdict"] for answer in answers)
 
 
+@pytest.mark.slow
 def test_a_task_of_ones_own_is_learned_as_it_was_written(
     start_demo: Callable[..., "subprocess.Popen[str]"], tmp_path: Path
 ) -> None:

@@ -4,6 +4,7 @@ _SANDBOXES = "tests/reward_service/workspace_api/test_sandboxes_doc.py"
 
 COMMANDS_RUN_BY = {
     "make test": ".ci/run",
+    "make test-slow": ".github/workflows/operations.yml",
     "make lint": "tests/contracts/test_house_rules.py",
     "make help": "tests/contracts/test_house_rules.py",
     "millrace agent-run": "tests/outside/test_agent_run.py",

@@ -101,6 +101,7 @@ DEATHS: list[tuple[Callable[[Cluster], None], Callable[[Cluster], bool]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_deaths_in_each_phase_of_a_turn_lose_nothing(
     cluster: Cluster,

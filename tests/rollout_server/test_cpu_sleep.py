@@ -87,6 +87,7 @@ async def test_a_real_engine_on_cpu_gives_its_memory_back_and_answers_exactly_af
     assert engine_memory() < awake + 0.2 * weights
 
 
+@pytest.mark.slow
 async def test_a_real_engine_whose_weights_stay_gives_its_kv_cache_back(
     served: Served, sender: Sender
 ) -> None:

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from services.protocol.errors import InvalidInput
 from services.protocol.run.algorithm_preset import ALGORITHM_PRESETS
 from tests.batches import GroupBatch
+from tests.slow import first_of
 from tests.trainer.test_learner import assert_same_metrics, assert_same_weights
 
 ROOT = Path(__file__).parents[2]
@@ -78,7 +79,7 @@ def run(rank_groups, tiny_model, make_start):
     return step
 
 
-@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("choice", first_of(CHOICES))
 def test_two_ranks_in_small_passes_do_what_one_does_in_one(run, make_batch, choice) -> None:
     batch = make_batch(1, groups=4)
     algorithm = CHOICES[choice]

@@ -20,6 +20,7 @@ from services.protocol.errors import InvalidInput
 from services.protocol.run.algorithm_preset import ALGORITHM_PRESETS
 from services.trainer.config import LoraConfig, TrainerConfig
 from services.trainer.model.context_parallel import ALONE, check_context_parallel
+from tests.slow import first_of
 from tests.trainer.conftest import VOCABULARY
 from tests.trainer.shared_rows import kept_bytes, learn, learn_together, make_policy
 from tests.trainer.test_algorithms_over_ranks import CHOICES, spoilt
@@ -80,6 +81,7 @@ def test_logprobs_and_gradients_are_those_of_one_rank(four_ranks, model, rows) -
                 np.testing.assert_allclose(found[2][name], one.numpy(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_compiled_layers_share_rows(rank_groups) -> None:
     model, rows = MODELS["two heads a key"], ROWS["both, padded"]
     plain = rank_groups[2].call("do", learn_together, 2, model, rows)[0]
@@ -97,7 +99,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", first_of(ALGORITHMS))
 def test_steps_of_ranks_that_share_rows_are_those_of_one_rank(
     rank_groups, four_ranks, wide_model, make_batch, make_start, algorithm
 ) -> None:
@@ -125,7 +127,7 @@ def test_steps_of_ranks_that_share_rows_are_those_of_one_rank(
         assert_same_weights(found[1], expected[1])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", first_of(["float32", "bfloat16"]))
 def test_an_adapter_learns_from_shared_rows(
     rank_groups, four_ranks, wide_model, make_batch, make_start, dtype
 ) -> None:
@@ -164,6 +166,7 @@ def test_scores_for_canaries_are_those_of_one_rank(rank_groups, four_ranks, wide
             assert one == pytest.approx(other, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_ranks_to_a_row(
     rank_groups, four_ranks, wide_model, make_batch, make_start
 ) -> None:

@@ -17,6 +17,7 @@ from services.trainer.sizing.held import shard_of_moments
 from services.trainer.sizing.shape import ModelShape
 from services.trainer.sizing.training import Training
 from services.trainer.step.update import eight_bit_adamw
+from tests.slow import first_of
 from tests.trainer.test_algorithms_over_ranks import spoilt
 from tests.trainer.test_learner import largest_difference, run_steps
 from tests.trainer.test_offload import PPO, done
@@ -30,7 +31,7 @@ def torchao() -> Any:
     return pytest.importorskip("torchao")
 
 
-@pytest.mark.parametrize("settings", [{}, {"lora": LORA}, {"model_copies": 2}])
+@pytest.mark.parametrize("settings", first_of([{}, {"lora": LORA}, {"model_copies": 2}]))
 def test_a_run_learns_nearly_as_with_float32_moments(
     torchao, rank_groups, four_ranks, tiny_model, make_batch, make_start, settings
 ) -> None:
@@ -48,7 +49,7 @@ def test_a_run_learns_nearly_as_with_float32_moments(
 
 @pytest.mark.parametrize(
     ("algorithm", "settings"),
-    [(PPO, {"dtype": "bfloat16"}), ({"minibatches": 2}, {"lora": LORA})],
+    first_of([(PPO, {"dtype": "bfloat16"}), ({"minibatches": 2}, {"lora": LORA})]),
 )
 def test_a_resumed_run_goes_on_with_the_same_bits(
     torchao, rank_groups, tiny_model, make_batch, make_start, algorithm, settings
@@ -64,7 +65,8 @@ def test_a_resumed_run_goes_on_with_the_same_bits(
 
 
 @pytest.mark.parametrize(
-    ("before", "after"), [("float32", "8bit"), ("8bit", "float32"), ("8bit", "8bit")]
+    ("before", "after"),
+    first_of([("float32", "8bit"), ("8bit", "float32"), ("8bit", "8bit")]),
 )
 def test_a_checkpoint_goes_on_with_other_moments_and_on_one_rank(
     torchao, rank_groups, tiny_model, make_batch, make_start, before, after

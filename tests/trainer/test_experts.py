@@ -233,6 +233,7 @@ def test_three_experts_lie_on_an_even_number_of_ranks_by_their_rows(
     assert_same_weights(found[1], expected[1])
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_experts_by_rows_goes_on_where_they_lie_whole(
     rank_groups, four_ranks, model, batch, make_start
 ) -> None:

@@ -15,6 +15,7 @@ from services.trainer.config import TrainerConfig
 from services.trainer.model import model as model_module
 from services.trainer.model.model import Policy, load_policy
 from services.trainer.rank.process_group import make_mesh
+from tests.slow import first_of
 from tests.trainer.held_bytes import between_passes
 from tests.trainer.test_learner import assert_same_steps, assert_same_weights, run_steps
 
@@ -33,7 +34,7 @@ def assert_held(found: list[int], expected: float) -> None:
         assert expected <= one < 1.01 * expected + OTHER
 
 
-@pytest.mark.parametrize("sync", ["every_micro_batch", "last_micro_batch"])
+@pytest.mark.parametrize("sync", first_of(["every_micro_batch", "last_micro_batch"]))
 def test_two_ranks_hold_their_shards_unless_asked_to_wait(
     rank_groups, tiny_model, make_batch, make_start, sync
 ) -> None:
@@ -52,7 +53,7 @@ def test_two_ranks_hold_their_shards_unless_asked_to_wait(
         assert_held(grown(critic), share * (whole - 4 * 64 * (320 - 1)))
 
 
-@pytest.mark.parametrize("copies", [1, 2])
+@pytest.mark.parametrize("copies", first_of([1, 2]))
 def test_both_ways_give_the_same_update(
     rank_groups, four_ranks, tiny_model, make_batch, make_start, copies
 ) -> None:

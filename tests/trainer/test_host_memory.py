@@ -47,6 +47,7 @@ def test_copies_for_replicas_take_what_the_sizing_says(rank_groups, model, make_
     assert ranks.call("peak_of", *calls) == pytest.approx([expected] * 2, rel=TOLERANCE)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_takes_the_memory_and_the_disk_that_the_sizing_says(
     rank_groups, model, make_start, make_batch
 ) -> None:

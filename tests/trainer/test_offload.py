@@ -7,6 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from services.trainer.config import LoraConfig, TrainerConfig
+from tests.slow import first_of
 from tests.trainer.test_algorithms_over_ranks import spoilt
 from tests.trainer.test_learner import largest_difference, run_steps
 
@@ -50,7 +51,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", first_of(CASES))
 def test_every_mode_trains_the_same_bits(
     rank_groups, four_ranks, tiny_model, make_batch, make_start, case
 ) -> None:
@@ -62,7 +63,7 @@ def test_every_mode_trains_the_same_bits(
         assert_equal_bits(moved, plain)
 
 
-@pytest.mark.parametrize("before", MODES)
+@pytest.mark.parametrize("before", first_of(MODES))
 def test_a_checkpoint_of_any_mode_goes_on_in_every_other(
     rank_groups, tiny_model, make_batch, make_start, before
 ) -> None:
@@ -90,7 +91,7 @@ def test_an_update_that_is_not_finite_leaves_parameters_and_moments(
     assert largest_difference(ranks.call("moments")[0], held[1]) == 0.0
 
 
-@pytest.mark.parametrize("settings", [{}, {"lora": LORA}, {"offload": "all"}])
+@pytest.mark.parametrize("settings", first_of([{}, {"lora": LORA}, {"offload": "all"}]))
 def test_offloaded_activations_change_no_bit(
     rank_groups, tiny_model, make_batch, make_start, settings
 ) -> None:

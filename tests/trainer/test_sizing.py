@@ -34,6 +34,7 @@ def counted(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return cases
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1000)
 @pytest.mark.parametrize("what", ["held", "most", "host"])
 def test_the_sizing_says_within_a_tenth_what_a_rank_takes(
