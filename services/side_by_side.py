@@ -1,9 +1,11 @@
 """Calls side by side on one event loop."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 async def cancel(*tasks: asyncio.Task[Any] | None) -> None:
@@ -12,6 +14,16 @@ async def cancel(*tasks: asyncio.Task[Any] | None) -> None:
     for task in ending:
         task.cancel()
     await asyncio.gather(*ending, return_exceptions=True)
+
+
+async def gathered(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Results in the order of the calls. If one fails, the others are cancelled and have ended
+    before its error is raised: `asyncio.gather` leaves them running."""
+    tasks = [asyncio.create_task(call) for call in calls]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        await cancel(*tasks)
 
 
 @asynccontextmanager

@@ -20,6 +20,7 @@ from services.protocol.reward.reward_service import ScoreJob
 from services.protocol.router import SESSION_HEADER
 from services.protocol.run.orchestrator import RunConfig
 from services.protocol.run.task import LIVE, OUTSIDE, Task
+from services.side_by_side import gathered
 
 if TYPE_CHECKING:
     from services.reward_service.scoring import Scoring
@@ -124,8 +125,7 @@ class Subject:
 
     async def play_all(self, tasks: Sequence[Task], scripts: Sequence[Any]) -> list[Outcome]:
         """One episode of each task, side by side, with the script at the same place."""
-        plays = (self.play(*pair) for pair in zip(tasks, scripts, strict=True))
-        return list(await asyncio.gather(*plays))
+        return await gathered(self.play(*pair) for pair in zip(tasks, scripts, strict=True))
 
     async def play(self, task: Task, script: Any = None) -> Outcome:
         """One episode, begun with what its policy takes as a script. What fails is an outcome.

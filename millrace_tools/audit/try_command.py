@@ -53,7 +53,7 @@ async def _tried(arguments: argparse.Namespace, console: Console) -> int:
         forwarded(arguments) as policy,
         opened(arguments, policy) as (tasks, subject),
     ):
-        outcomes = await asyncio.gather(*(subject.play(task) for task in tasks))
+        outcomes = await subject.play_all(tasks, [None] * len(tasks))
         for task, outcome in zip(tasks, outcomes, strict=True):
             _show_task(task, console)
             for exchange in policy.exchanges[outcome.episode]:

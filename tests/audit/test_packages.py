@@ -13,6 +13,8 @@ from environments import verifiers as verifiers_adapter
 from tests.adapters import test_verifiers
 from tests.audit.test_audit import ROWS, audit_of
 
+pytestmark = pytest.mark.slow
+
 ONLY = [
     *("reward.worthless", "reward.reproducible", "reward.failure"),
     *("reward.network", "reward.programs", "operations.faults"),
@@ -24,8 +26,6 @@ GYMNASIUM = """
 import gymnasium
 from gymnasium import spaces
 from environments.gymnasium import gymnasium_rollout
-
-pytestmark = pytest.mark.slow
 
 class Guess(gymnasium.Env):
     observation_space = spaces.Text(20)

@@ -1,6 +1,5 @@
 """Answers that a model finds, that are paid, and that are wrong."""
 
-import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from millrace_tools.audit.policy.wire_formats import shown_in
 from millrace_tools.audit.second_opinion import Opinion, SecondOpinion
 from millrace_tools.audit.subject import Subject
 from services.protocol.run.task import Task
+from services.side_by_side import gathered
 
 SEARCH = "reward.search"
 _QUESTION = "Does a model that looks for it find a wrong answer that is paid?"
@@ -60,7 +60,7 @@ class Search:
 
     async def findings(self, tasks: Sequence[Task], best: float) -> list[Finding]:
         """The search on all tasks; `best` is the best reward that was seen."""
-        searched = await asyncio.gather(*(self._search(task, best) for task in tasks))
+        searched = await gathered(self._search(task, best) for task in tasks)
         return [_found(tasks, searched)]
 
     async def _search(self, task: Task, best: float) -> list[Tried]:
