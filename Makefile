@@ -37,7 +37,7 @@ test: .venv/ready  ## the tests of every change; with less than 16 GiB of memory
 	$(BIN)/python -m tests.closing $$began $(PARTS) && exit $$ended
 
 # Real trainings and clusters that take many seconds of both CPUs each.
-test-slow:  ## the tests that `make test` leaves out: half an hour on two cores
+test-slow:  ## the tests that `make test` leaves out: trainings, audits, further cases
 	@$(MAKE) --no-print-directory test SELECT=slow
 
 CLUSTERS := tests/cluster tests/one_gpu tests/demo
