@@ -22,6 +22,8 @@ _LABEL = "millrace.agent-run"
 _ANSWER_S, _PULL_S = 60.0, 3600.0
 _STOP_S = 1
 """A container that must be removed has had its time to end by itself."""
+_REMOVALS = 3
+"""On a busy machine a container's processes may outlive the runtime's patience once."""
 
 
 class Containers:
@@ -71,7 +73,13 @@ class Containers:
 
     def remove(self, *names: str) -> str:
         """End containers, if there still are such, and remove them; returns what went wrong."""
-        return _output(self._runtime, "rm", "--force", *names).stderr
+        said = []
+        for _ in range(_REMOVALS):
+            done = _output(self._runtime, "rm", "--force", *names)
+            said.append(done.stderr)
+            if done.returncode == 0:
+                break
+        return "".join(said)
 
     def remove_orphans(self) -> int:
         """Remove the containers of each `agent-run` that was killed; returns how many."""
