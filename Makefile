@@ -28,17 +28,17 @@ task: .venv/ready  ## five files of a task of your own, which `make demo` runs: 
 AT_ONCE ?= $(shell echo $$(($$(nproc 2>/dev/null || echo 2) + 1)))
 PARTS := test-clusters test-engines test-services test-jails test-faults
 
-# Those that are not marked as slow.
+# What pytest's -m selects.
 SELECT ?= not slow
 
-test: .venv/ready  ## the tests of every change; with less than 16 GiB of memory AT_ONCE=2
+test: .venv/ready  ## most tests; with less than 16 GiB of memory AT_ONCE=2
 	@rm -rf build/test; began=$$(date +%s); \
 	$(MAKE) --no-print-directory -j$(AT_ONCE) --output-sync=line --keep-going $(PARTS); ended=$$?; \
 	$(BIN)/python -m tests.closing $$began $(PARTS) && exit $$ended
 
-# Real trainings and clusters that take many seconds of both CPUs each.
-test-slow:  ## the tests that `make test` leaves out: trainings, audits, further cases
-	@$(MAKE) --no-print-directory test SELECT=slow
+# The other parts have no test that is marked as slow, and a part without tests fails.
+test-slow:  ## the tests that are marked as slow: trainings, audits, further cases
+	@$(MAKE) --no-print-directory test SELECT=slow PARTS='test-clusters test-engines test-services'
 
 CLUSTERS := tests/cluster tests/one_gpu tests/demo
 FAULTS := tests/chaos tests/cli

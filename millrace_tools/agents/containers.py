@@ -73,13 +73,11 @@ class Containers:
 
     def remove(self, *names: str) -> str:
         """End containers, if there still are such, and remove them; returns what went wrong."""
-        said = []
         for _ in range(_REMOVALS):
             done = _output(self._runtime, "rm", "--force", *names)
-            said.append(done.stderr)
             if done.returncode == 0:
                 break
-        return "".join(said)
+        return done.stderr
 
     def remove_orphans(self) -> int:
         """Remove the containers of each `agent-run` that was killed; returns how many."""

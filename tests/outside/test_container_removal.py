@@ -25,4 +25,4 @@ def test_a_removal_that_fails_is_tried_again(
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     said = Containers("image", []).remove("mine")
     assert (tmp_path / "asked").read_text().split().count("mine") == asked
-    assert said.count("cannot remove mine") == min(failures, asked)
+    assert said == ("cannot remove mine\n" if failures == 9 else "")
