@@ -10,7 +10,7 @@ ifeq ($(filter output-sync,$(.FEATURES)),)
 $(error make $(MAKE_VERSION) is too old -> install GNU make 4.0 or newer)
 endif
 
-.PHONY: help demo task test test-slow test-clusters test-engines test-services test-jails test-faults test-operations bare-machine images lint docs audit wheel bench clean
+.PHONY: help demo task test test-slow test-clusters test-engines test-jails test-services test-examples test-faults test-operations bare-machine images lint docs audit wheel bench clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -23,10 +23,10 @@ demo: .venv/ready  ## a model learns to write small programs, in a minute: SEED=
 task: .venv/ready  ## five files of a task of your own, which `make demo` runs: TASK=name
 	@$(BIN)/millrace init --task '$(TASK)'
 
-# One part more than there are CPUs: each waits for something half of the time. With all five on two
+# One part more than there are CPUs: each waits for something half of the time. With all six on two
 # CPUs, deadlines of tests run out. The longest begin. On less than 16 GiB of memory AT_ONCE=2.
 AT_ONCE ?= $(shell echo $$(($$(nproc 2>/dev/null || echo 2) + 1)))
-PARTS := test-clusters test-engines test-services test-jails test-faults
+PARTS := test-clusters test-engines test-jails test-services test-examples test-faults
 
 # What pytest's -m selects.
 SELECT ?= not slow
@@ -38,12 +38,13 @@ test: .venv/ready  ## most tests; with less than 16 GiB of memory AT_ONCE=2
 
 # The other parts have no test that is marked as slow, and a part without tests fails.
 test-slow:  ## the tests that are marked as slow: trainings, audits, further cases
-	@$(MAKE) --no-print-directory test SELECT=slow PARTS='test-clusters test-engines test-services'
+	@$(MAKE) --no-print-directory test SELECT=slow PARTS='test-clusters test-engines test-examples'
 
 CLUSTERS := tests/cluster tests/one_gpu tests/demo
 FAULTS := tests/chaos tests/cli
 ENGINES := tests/conformance tests/router tests/rollout_server tests/trainer tests/transport
 JAILS := tests/redteam tests/reward_service/workspaces tests/reward_service/workspace_api
+EXAMPLES := tests/adapters tests/audit tests/contracts tests/deploy tests/examples tests/guides tests/release
 OPERATIONS := tests/operations tests/chaos/test_whole_run.py
 
 test-clusters:
@@ -54,7 +55,10 @@ test-engines:
 
 test-services:
 	@$(BIN)/python -m tests.part $@ -m '$(SELECT)' $(OPERATIONS:%=--ignore=%) \
-	  $(patsubst %,--ignore=%,$(CLUSTERS) $(ENGINES) $(JAILS) $(FAULTS))
+	  $(patsubst %,--ignore=%,$(CLUSTERS) $(ENGINES) $(JAILS) $(EXAMPLES) $(FAULTS))
+
+test-examples:
+	@$(BIN)/python -m tests.part $@ -m '$(SELECT)' $(EXAMPLES)
 
 test-jails:
 	@$(BIN)/python -m tests.part $@ -m '$(SELECT)' $(JAILS)

@@ -124,8 +124,8 @@ def test_make_help_lists_every_command() -> None:
     said = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
     listed = {line.split()[0] for line in said.stdout.splitlines()}
     (phony,) = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.M)
-    parts = {"test-clusters", "test-engines", "test-services", "test-jails", "test-faults"}
-    assert listed == set(phony.split()) - parts
+    (parts,) = re.findall(r"^PARTS := (.*)$", (ROOT / "Makefile").read_text(), re.M)
+    assert listed == set(phony.split()) - set(parts.split())
 
 
 def test_importing_the_router_loads_neither_torch_nor_an_engine() -> None:
