@@ -130,6 +130,7 @@ async def push_rounds(world: World, rounds: int, *, generating: bool) -> dict[st
             one["quiet_gap"] = await gap_of(world, asyncio.sleep(QUIET_S))
             one["empty_pause"] = await gap_of(world, world.on_replicas("pause_only"))
             one["loaded_gap"] = await gap_of(world, world.on_replicas("load", load_again))
+            one["only_load"] = await seconds_of(world.on_replicas("load", load_again))
         else:
             one["loopback"] = await asyncio.to_thread(loopback_rate)
             one["memory_copy"] = await asyncio.to_thread(copy_rate)
@@ -164,6 +165,13 @@ async def gap_of(world: World, work: Awaitable[object]) -> float:
     began = time.monotonic()
     await work
     return max(await world.on_replicas("largest_gap", began, time.monotonic()))
+
+
+async def seconds_of(work: Awaitable[object]) -> float:
+    """How long this takes."""
+    began = time.monotonic()
+    await work
+    return time.monotonic() - began
 
 
 async def train_steps(world: World, rounds: int, tokens: int) -> dict[str, list[float]]:
@@ -258,6 +266,10 @@ def print_ways(result: dict[str, Any]) -> None:
         "token gap without a push": _ms(busy["quiet_gap"]),
         "token gap of a pause that loads nothing": _ms(busy["empty_pause"]),
         "token gap of a pause with nothing but the load": _ms(busy["loaded_gap"]),
+        "pause with nothing but the load, generating": (
+            f"{_ms(busy['only_load'])}, which no push can be faster than: "
+            f"{_median(busy['driver'], 'total') / median(busy['only_load']):.1f}x"
+        ),
         "sent as changes": f"{median(idle['delta_share']):.1%} of the bytes",
         "forward of the proof, once the version is delivered": _ms(training["proof"]),
         "train step alone": f"{_ms(training['alone'])}, CPU {_ms(training['alone_cpu'])}",
