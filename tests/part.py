@@ -29,7 +29,9 @@ def main(name: str, *arguments: str) -> int:
     folder.chmod(0o1777)  # as the one around it: some tests are another user
     # Those of failed tests stay where pytest always keeps them.
     environment = {**os.environ, "TMPDIR": str(folder), "PYTEST_DEBUG_TEMPROOT": outer}
-    command = [sys.executable, "-m", "pytest", f"--junit-xml={report}", *arguments]
+    # pytest's own handler of crashes ends before the process does.
+    command = [sys.executable, "-X", "faulthandler", "-m", "pytest"]
+    command += [f"--junit-xml={report}", *arguments]
     try:
         status = subprocess.run(command, env=environment).returncode
         left = left_in(folder)
