@@ -25,6 +25,8 @@ def on_two_replicas(http: httpx.Client) -> list[str]:
     while len({one.partition("-")[0] for one in ids}) < 2:
         assert len(ids) < 50, "all on one replica"
         answer = http.post("", json={"files": {"sums.py": "print(sum(map(int, input().split())))"}})
+        if answer.status_code == 503:  # a jail that a busy machine did not start in time
+            continue
         assert answer.status_code == 201, answer.text
         ids.append(answer.json()["id"])
     return ids

@@ -9,15 +9,13 @@ from services.reward_service.workspaces.workspace import Workspace
 from tests.redteam.attack import CANARIES
 from tests.redteam.on_the_machine import FILES, SYSTEM_CALLS
 from tests.redteam.workspaces.attacks import ALLOWED, GOT_THROUGH, ON_THE_MACHINE, Tried, does
-from tests.redteam.workspaces.conftest import Open
+from tests.redteam.workspaces.conftest import PATIENCE_S, Open
 from tests.redteam.workspaces.on_the_agent import REACHES
 
 pytestmark = [
     pytest.mark.usefixtures("nothing_grows"),
     pytest.mark.asyncio(loop_scope="session"),
 ]
-LIMIT_S = 120
-"""Of an attack that hangs: on a busy machine Python alone may take many seconds to start."""
 ATTACKS = ON_THE_MACHINE | REACHES if platform.machine() == "x86_64" else REACHES
 
 
@@ -54,13 +52,13 @@ async def test_what_is_left_out_is_an_attack_of_the_graders_suite() -> None:
 
 
 async def _as_a_cell(workspace: Workspace, name: str, code: str) -> Tried:
-    done = await workspace.python(PythonCall(code=code, wall_s=LIMIT_S, cpu_s=10))
+    done = await workspace.python(PythonCall(code=code, wall_s=PATIENCE_S, cpu_s=10))
     shown = f"{done.stdout}{done.stderr}{done.result}{done.traceback}"
     return Tried(name=name, way="cell", status=done.status, shown=shown)
 
 
 async def _as_a_program(workspace: Workspace, name: str, code: str) -> Tried:
-    done = await workspace.exec(ExecCall(argv=["python3", "-c", code], wall_s=LIMIT_S, cpu_s=10))
+    done = await workspace.exec(ExecCall(argv=["python3", "-c", code], wall_s=PATIENCE_S, cpu_s=10))
     return Tried(name=name, way="exec", status=done.status, shown=done.stdout + done.stderr)
 
 

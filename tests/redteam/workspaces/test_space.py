@@ -11,14 +11,14 @@ from services.protocol.reward.workspaces import ExecCall, PythonCall
 from services.reward_service.workspaces.errors import WorkspaceGone
 from services.reward_service.workspaces.workspace import Workspace
 from services.reward_service.workspaces.workspaces import Workspaces
-from tests.redteam.workspaces.conftest import Open, running_in
+from tests.redteam.workspaces.conftest import PATIENCE_S, Open, running_in
 from tests.redteam.workspaces.on_space import FLOODS, SPEC, Flood
 
 pytestmark = [
     pytest.mark.usefixtures("nothing_grows"),
     pytest.mark.asyncio(loop_scope="session"),
 ]
-LIMIT_S = 300.0
+LIMIT_S = 600.0
 BY_ITSELF = {None, "memory", "disk"}
 """Why a flooded workspace may be gone: it holds too much between two calls."""
 OUT_OF_TIME = {"time_limit"}
@@ -29,6 +29,7 @@ BOMBS = {
 }
 """Of up to thousands of processes where the kernel's limit is that of a user who has others as
 well: for half a minute the whole machine is slow, and the tests beside it miss their deadlines."""
+CLEAN = ExecCall(shell="chmod -R u+rwx . ; rm -rf ./* ./.[!.]* /tmp/*", wall_s=PATIENCE_S)
 SPEC_GIVEN = SPEC.model_dump(exclude_defaults=True)
 
 
@@ -87,9 +88,9 @@ _NOT_A_CELL = {
 async def _work(neighbour: Workspace) -> None:
     """What everybody does, beside the flood."""
     for number in range(5):
-        cell = await neighbour.python(PythonCall(code=f"x = {number}\nx * 2"))
+        cell = await neighbour.python(PythonCall(code=f"x = {number}\nx * 2", wall_s=PATIENCE_S))
         assert cell.result == str(number * 2), cell
-        done = await neighbour.exec(ExecCall(shell="echo here", wall_s=60))
+        done = await neighbour.exec(ExecCall(shell="echo here", wall_s=PATIENCE_S))
         assert (done.status, done.stdout) == ("ok", "here\n"), done
 
 
@@ -111,8 +112,8 @@ async def _usable(workspace: Workspace, flood: Flood) -> None:
     """The service can look at what a flood made, and empty it; programs run again."""
     with contextlib.suppress(InvalidInput):  # it has more entries than are listed
         await workspace.list(".")
-    await workspace.exec(ExecCall(shell="chmod -R u+rwx . ; rm -rf ./* ./.[!.]* /tmp/*"))
-    done = await workspace.exec(ExecCall(shell="echo here > new && cat new"))
+    await workspace.exec(CLEAN)
+    done = await workspace.exec(ExecCall(shell="echo here > new && cat new", wall_s=PATIENCE_S))
     assert (done.status, done.stdout) == ("ok", "here\n"), (flood, done)
     cell = await workspace.python(PythonCall(code="6 * 7", restart=True))
     assert cell.result == "42"
