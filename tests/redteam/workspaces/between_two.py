@@ -32,7 +32,7 @@ except OSError:
     pass
 open(tempfile.gettempdir() + "/neighbour-is-here", "w").close()
 print("ready", flush=True)
-deadline = time.monotonic() + 60
+deadline = time.monotonic() + 3600
 while not os.path.exists("stop") and time.monotonic() < deadline:
     time.sleep(0.02)
 print("unharmed", open("secret").read() == secret)
