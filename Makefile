@@ -24,9 +24,9 @@ task: .venv/ready  ## five files of a task of your own, which `make demo` runs: 
 	@$(BIN)/millrace init --task '$(TASK)'
 
 # One part more than there are CPUs: each waits for something half of the time. With all six on two
-# CPUs, deadlines of tests run out. The longest begin, and jails follow clusters: beside the processes of
-# a cluster, a program that starts in a jail may wait for a CPU for half a minute. On less than
-# 16 GiB of memory AT_ONCE=2.
+# CPUs, deadlines of tests run out. The longest begin. Jails follow clusters: beside a cluster's
+# processes, a program that starts in a jail may wait up to a minute for a CPU. On less than 16 GiB of
+# memory AT_ONCE=2.
 AT_ONCE ?= $(shell echo $$(($$(nproc 2>/dev/null || echo 2) + 1)))
 PARTS := test-clusters test-engines test-services test-jails test-examples test-faults
 

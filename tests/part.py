@@ -29,7 +29,7 @@ def main(name: str, *arguments: str) -> int:
     folder.chmod(0o1777)  # as the one around it: some tests are another user
     # Those of failed tests stay where pytest always keeps them.
     environment = {**os.environ, "TMPDIR": str(folder), "PYTEST_DEBUG_TEMPROOT": outer}
-    # pytest's own handler of crashes ends before the process does.
+    # pytest turns its own faulthandler off before the process ends.
     command = [sys.executable, "-X", "faulthandler", "-m", "pytest"]
     command += [f"--junit-xml={report}", *arguments]
     try:

@@ -22,7 +22,7 @@ from services.reward_service.workspaces.workspaces import Workspaces
 Open = Callable[..., Awaitable[Workspace]]
 MEMORY_SLACK = 32 << 20
 PATIENCE_S = 300.0
-"""Of a call that takes milliseconds: where others have the CPUs it may wait for one for long."""
+"""`wall_s` of calls that take milliseconds: on a busy machine they may wait long for a CPU."""
 PROGRAMS_PYTHON = "/usr/bin/python3"
 """What `python3` of a program is."""
 
