@@ -81,7 +81,7 @@ class Control:
         # Not asyncio.timeout, which prefers the deadline where the loop comes late to both.
         await asyncio.wait([answer], timeout=timeout_s)
         if not answer.done():
-            raise TimeoutError
+            raise TimeoutError(f"no answer in {timeout_s:g} s")
         return answer.result()
 
     def hang_up(self) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Awaitable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,15 @@ async def test_a_closed_workspace_is_gone(workspaces: Workspaces, opened: Opener
     await workspace.exec(ExecCall(shell="sleep 1000 & echo > f"))
     await workspace.python(PythonCall(code="import subprocess; subprocess.Popen(['sleep', '99'])"))
     await gone(workspaces, workspace, "closed")
+
+
+async def test_a_jail_that_does_not_start_in_time_names_its_deadline_and_leaves_nothing(
+    workspaces: Workspaces, opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hurried = workspaces._config.model_copy(update={"start_s": 0.0})
+    monkeypatch.setattr(workspaces, "_settings", replace(workspaces._settings, config=hurried))
+    with pytest.raises(WorkspaceFault, match="did not start in start_s = 0 s.*raise start_s"):
+        await opened()
 
 
 async def test_a_workspace_is_closed_after_a_time_without_a_call(

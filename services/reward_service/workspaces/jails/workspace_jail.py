@@ -95,7 +95,13 @@ class WorkspaceJail:
             hello = json.loads(message or b'{"failed": "no answer"}')
             if "failed" not in hello and self.spec.network:
                 self.proxy_socket = _received_socket(passing)
-        except (OSError, TimeoutError, ValueError) as error:
+        except TimeoutError:
+            start_s = self._settings.config.start_s
+            hello = {
+                "failed": f"its jail did not start in start_s = {start_s:g} s, the node is busy: "
+                "lower starts_at_once and starts_per_s, or raise start_s"
+            }
+        except (OSError, ValueError) as error:
             hello = {"failed": f"{type(error).__name__}: {error}"}
         finally:
             passing.close()
