@@ -36,13 +36,12 @@ class Plain:
         torch.nn.init.zeros_(self.head.weight)
         torch.nn.init.zeros_(self.head.bias)
         self.critic = torch.nn.ModuleList([self.trunk, self.head])
-        betas = (0.9, 0.95)
+        settings = {"betas": (0.9, 0.95), "eps": self.algorithm.epsilon, "weight_decay": 0.0}
         self.steps = torch.optim.AdamW(
-            self.policy.parameters(), lr=self.algorithm.learning_rate, betas=betas, weight_decay=0
+            self.policy.parameters(), lr=self.algorithm.learning_rate, **settings
         )
-        critic_rate = self.algorithm.critic.learning_rate
         self.critic_steps = torch.optim.AdamW(
-            self.critic.parameters(), lr=critic_rate, betas=betas, weight_decay=0
+            self.critic.parameters(), lr=self.algorithm.critic.learning_rate, **settings
         )
 
     def logprobs(self, model: Any, one: Any) -> torch.Tensor:

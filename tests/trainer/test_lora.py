@@ -109,6 +109,7 @@ def reference_steps(
         trained.values(),
         lr=algorithm.learning_rate,
         betas=(0.9, 0.95),
+        eps=algorithm.epsilon,
         weight_decay=algorithm.weight_decay,
     )
     norms = []

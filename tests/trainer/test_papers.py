@@ -387,6 +387,6 @@ def test_a_step_has_the_loss_and_the_gradient_of_the_paper(
     loss.backward()
     expected = {name: one.grad.numpy() for name, one in plain_policy.named_parameters()}
     report, gradient = stepped(settings)
-    # The gates of advantages that sum to 0 cancel to a loss of a 1e5th.
-    assert report.metrics["loss"] == pytest.approx(loss.item(), rel=1e-5, abs=1e-7)
+    # SAPO's gates of advantages that sum to 0, each about 1, cancel to a loss of a 1e5th.
+    assert report.metrics["loss"] == pytest.approx(loss.item(), rel=1e-5, abs=1e-6)
     assert relative_gap(gradient, expected) < 1e-5
