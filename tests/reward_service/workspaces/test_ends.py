@@ -74,7 +74,7 @@ async def test_a_jail_that_does_not_start_in_time_names_its_deadline_and_leaves_
 ) -> None:
     hurried = workspaces._config.model_copy(update={"start_s": 0.0})
     monkeypatch.setattr(workspaces, "_settings", replace(workspaces._settings, config=hurried))
-    with pytest.raises(WorkspaceFault, match="did not start in start_s = 0 s.*raise start_s"):
+    with pytest.raises(WorkspaceFault, match=r"did not start in start_s = 0 s.*raise start_s"):
         await opened()
 
 
