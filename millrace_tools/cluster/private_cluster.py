@@ -26,7 +26,7 @@ from millrace_tools.cluster.leftovers import (
     shared_memory_segments,
 )
 from millrace_tools.cluster.orphan_reaper import OrphanReaper
-from millrace_tools.cluster.ray_patches import ray_parameters
+from millrace_tools.cluster.ray_patches import end_before_destructors, ray_parameters
 from millrace_tools.deploy.deployment import Deployment, shut_down_serve
 from millrace_tools.deploy.wait import wait_until_running
 from services.protocol.errors import NotReady
@@ -191,6 +191,7 @@ class PrivateCluster:
                     shut_down_serve(timeout_s=_SERVE_S)
             finally:
                 ray.shutdown()
+                end_before_destructors()
                 self._undo.close()
                 self.folder = Path()
 

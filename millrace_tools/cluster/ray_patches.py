@@ -1,5 +1,6 @@
-"""Patches of Ray: ids of forked workers, and parameters without an argument of `ray.init`."""
+"""Patches of Ray: ids of forked workers, parameters without an argument of `ray.init`, its end."""
 
+import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -68,3 +69,14 @@ def _drawn_in_a_copy() -> bytes:
     os.close(writer)
     with os.fdopen(reader, "rb") as drawn:
         return drawn.read()
+
+
+def end_before_destructors() -> None:
+    """This process ends once Python has ended, before destructors of C++ that are known now.
+
+    `ray.shutdown` leaves threads behind, two or more for each cluster, in which Ray's library
+    collects and exports measurements. What they read is freed while the process ends: it then
+    crashed now and then, after all was done.
+    """
+    libc = ctypes.CDLL(None)
+    libc.on_exit(libc._exit, None)  # called with the exit status
