@@ -57,10 +57,10 @@ HEAD = f"""# What fits on my hardware
 After this page you know which models you can train on your GPUs, whole or with LoRA, and which
 numbers to write into the deployment file.
 
-**Its cells are estimates** by the formulas of `millrace check --figures`. Those of a rank are held
-to a count of the tensors of real train steps, and to one GPU with a small model (below), those of
-an engine to nothing but the memory of a version that it stages. Leave a margin, and begin with a
-few steps.
+The page has a table for each way to use the GPUs. **Its cells are estimates** by the formulas of
+`millrace check --figures`. Tests compare the memory of a rank with a count of the tensors of real
+train steps, and two GPUs have measured it with a small model (below). Of an engine's memory they
+compare only a version that it stages. Leave a margin, and begin with a few steps.
 
 `millrace init` writes a deployment and a run file for your GPUs, or says what would fit:
 
