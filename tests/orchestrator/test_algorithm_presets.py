@@ -109,3 +109,8 @@ def test_a_preset_alone_makes_a_run_that_is_resolved_only_once(name: str) -> Non
 def test_what_is_no_mapping_is_refused_as_without_a_preset(keys: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"run\.yaml: (sampling|schedule|algorithm)"):
         run(**keys)
+
+
+def test_the_policy_has_no_update_in_a_critics_first_train_steps() -> None:
+    algorithm = {"preset": "ppo", "minibatches": 2, "passes": 2, "critic": {"warmup_steps": 3}}
+    assert run(algorithm=algorithm, steps=10).updates == 28

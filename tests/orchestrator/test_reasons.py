@@ -173,6 +173,21 @@ async def test_a_run_of_tasks_either_solved_or_out_of_reach_finishes_with_the_ve
     assert "accepted" in status.detail
 
 
+@pytest.mark.parametrize("solved", [False, True])
+async def test_groups_of_one_answer_teach_where_their_rewards_differ_from_others(
+    tmp_path: Path, solved: bool
+) -> None:
+    async with world(tmp_path, no_signal_batches=3) as cluster:
+        cluster.router.answers = lambda asked, index, version: solved or asked.body["seed"] % 2 == 0
+        config = cluster.run_config(
+            steps=8, group_size=1, algorithm={"advantage": "reinforce_plus_plus"}
+        )
+        status = await run_to_end(cluster, config)
+    assert status.state is RunState.FINISHED
+    assert ("solved already" in status.detail) == solved
+    assert (status.step == 8) == (not solved)
+
+
 def test_a_group_that_teaches_begins_the_row_again(tmp_path: Path) -> None:
     task = load_tasks(write_tasks(tmp_path / "tasks.jsonl"))[0]
     row = NoSignalStreak(

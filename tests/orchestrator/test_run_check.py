@@ -32,6 +32,15 @@ def small_disk(cluster: World, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"algorithm": {"minibatches": 17}}, "algorithm.minibatches", "at most"),
         ({"algorithm": {"minibatches": 16}}, "batch_groups", "2 ranks without any"),
         ({"algorithm": {"overlong_limit": 257}}, "algorithm.overlong_limit", "at most"),
+        (
+            {
+                "algorithm": {"advantage": "reinforce_plus_plus"},
+                "group_size": 1,
+                "schedule": {"dynamic_sampling": True},
+            },
+            "schedule.dynamic_sampling",
+            "group_size: 2",
+        ),
         ({"rollout_timeout_s": 0.1}, "rollout_timeout_s", "longer"),
         ({"batch_groups": 25}, "batch_groups", "24 tasks to learn from"),
         ({"group_size": 9}, "group_size", "max_choices, 8"),

@@ -123,10 +123,15 @@ def trajectories(run: RunConfig) -> int:
 
 def _of_algorithm(run: RunConfig) -> Iterator[InvalidInput]:
     algorithm, longest = run.algorithm, run.sampling.max_tokens
-    updates = run.steps * algorithm.updates
-    if algorithm.warmup_steps >= updates:
-        fix = f"The run has {updates} optimizer steps, so its rate is never reached: fewer."
+    if algorithm.warmup_steps >= run.updates:
+        fix = f"The run has {run.updates} optimizer steps, so its rate is never reached: fewer."
         yield InvalidInput("algorithm.warmup_steps", algorithm.warmup_steps, fix)
+    if run.schedule.dynamic_sampling and (run.group_size == 1 or not algorithm.has_rewards):
+        fix = (
+            "It replaces sample groups of equal rewards: give group_size: 2 or more, and with a "
+            "teacher algorithm.distillation.rewards above 0, or leave it out."
+        )
+        yield InvalidInput("schedule.dynamic_sampling", True, fix)
     if algorithm.minibatches > trajectories(run):
         fix = f"A train step has {trajectories(run)} trajectories: at most that many."
         yield InvalidInput("algorithm.minibatches", algorithm.minibatches, fix)

@@ -81,6 +81,6 @@ class RunContext:
             algorithm=self.run.algorithm,
             temperature=self.run.sampling.temperature,
             seed=self.run.seed,
-            updates=self.run.steps * self.run.algorithm.updates,
+            updates=self.run.updates,
             determinism=self.run.determinism,
         )

@@ -198,7 +198,7 @@ class Groups:
         if not given:
             rewards = [graded.reward for graded in result.graded]
             self._rates.note(result.task.task_id, rewards)
-        if result.trainable and not given:
+        if not given and self._teaches(result):
             self.no_signal.clear()
         elif not given:
             self.no_signal.add(result)
@@ -208,6 +208,12 @@ class Groups:
             return
         self._book.keep(result)
         self._queue(result)
+
+    def _teaches(self, result: GroupResult) -> bool:
+        """Whether rewards that differ, or a teacher, leave something to learn from."""
+        algorithm = self._run.algorithm
+        differs = algorithm.compares_groups and self.no_signal.differs(result)
+        return result.trainable or differs or algorithm.distillation is not None
 
     def _queue(self, result: GroupResult) -> None:
         """Queue a finished group for its batch."""

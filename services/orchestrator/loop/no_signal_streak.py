@@ -19,7 +19,7 @@ class NoSignalStreak:
         self._begin()
 
     def clear(self) -> None:
-        """A group had different rewards: the streak ends."""
+        """There was something to learn from a group: the streak ends."""
         self._taught += 1
         self._begin()
 
@@ -36,6 +36,11 @@ class NoSignalStreak:
             self._rewards[graded.reward] += 1
             self._verdicts[str(graded.score.verdict)] += 1
             self._detail = graded.score.detail or self._detail
+
+    def differs(self, result: GroupResult) -> bool:
+        """Whether a group has other rewards than the groups of the streak."""
+        rewards = {graded.reward for graded in result.graded}
+        return bool(self._rewards) and not rewards <= self._rewards.keys()
 
     @property
     def shows_newest(self) -> bool:

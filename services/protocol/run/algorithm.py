@@ -28,10 +28,11 @@ class KlConfig(StrictModel):
         coefficient: how much a nat costs; 0 has no penalty and loads no reference.
         estimator: `k1`, `k2` or `k3`, see `docs/algorithms.md`.
         where: `loss` adds it to the loss of each token, `reward` takes it from the reward.
-        weighted: for `loss` only: times the ratio current/behaviour, gradient included.
+        weighted: for `where: loss` only: multiply the penalty of each token by its ratio
+            current/behaviour, gradient included.
         refresh_steps: every so many train steps the reference becomes a copy of the policy
-            (ProRL, arXiv 2505.24864, section 3.2); None: it stays the model that the run
-            began with.
+            (ProRL, arXiv 2505.24864, section 3.2); not with `trainer.lora`. None: it stays
+            `trainer.model`, also in a run that branches off another one.
         refresh_mix: share of the policy in it then, the rest being the reference as it was: a
             moving average (TR-DPO's soft update, arXiv 2404.09656, section 3); 1 for a copy.
     """
@@ -82,12 +83,12 @@ class CrossEntropyConfig(StrictModel):
 
 
 class CriticConfig(StrictModel):
-    """Settings of the critic, which starts as a copy of the policy with a value head of zeros.
+    """Settings of the critic, which starts as `trainer.model` with a value head of zeros.
 
     Attributes:
         learning_rate: AdamW's.
-        value_clip: how far a value may move in one train step before its loss stops to
-            fall; None for no such bound.
+        value_clip: how far a value may move in one train step before its loss stops
+            falling; None for no such bound.
         grad_clip: largest global gradient norm.
         warmup_steps: first train steps of a run, in which only the critic learns.
     """
@@ -145,7 +146,7 @@ class AlgorithmConfig(StrictModel):
             fails, since the baseline of a few is not that of the group.
         overlong_limit: tokens at which an answer's reward is lowered by 1 (DAPO's soft
             punishment); None lowers none.
-        overlong_buffer: tokens below `overlong_limit` over which that begins.
+        overlong_buffer: tokens before `overlong_limit` over which the penalty grows from 0 to 1.
         entropy_bonus: how much a nat of a token's entropy lowers its loss.
         router_aux_loss_coef: how much uneven use of a mixture's experts costs (Switch
             Transformers, arXiv 2101.03961, section 2.2); 0 for nothing.
@@ -164,10 +165,10 @@ class AlgorithmConfig(StrictModel):
         learning_rate: AdamW's, and Muon's, whose step is scaled to suit it.
         warmup_steps: optimizer steps over which the rate rises linearly from 0.
         decay: how the rate falls until the run's last update; `none` keeps it.
-        decay_steps: of the last so many optimizer steps, which makes it warm-up, stable, decay;
-            None: from the end of the warm-up on.
+        decay_steps: the rate falls over the last so many optimizer steps of the run (warm-up,
+            stable, decay); None: from the end of the warm-up on.
         decay_to: share of `learning_rate` that would be left after the last update.
-        weight_decay: AdamW's and Muon's.
+        weight_decay: AdamW's and Muon's, for the policy; a critic has none.
         beta1: AdamW's decay of the mean of gradients, of policy and critic.
         beta2: AdamW's decay of the mean of their squares.
         epsilon: what AdamW adds to the root of the latter.
@@ -340,8 +341,12 @@ class AlgorithmConfig(StrictModel):
     @property
     def smallest_group(self) -> int:
         """Trajectories that a sample group needs: two where their mean is the baseline."""
-        alone = self.advantage in ("reinforce_plus_plus", "gae") or not self.has_rewards
-        return 1 if alone else 2
+        return 1 if self.compares_groups or not self.has_rewards else 2
+
+    @property
+    def compares_groups(self) -> bool:
+        """Whether a reward is compared with those of other sample groups."""
+        return self.advantage in ("reinforce_plus_plus", "gae")
 
     @property
     def learns_from_equal_rewards(self) -> bool:

@@ -57,13 +57,13 @@ class RunConfig(StrictModel):
         tasks: several files or data sets in place of `task_file`, each with its weight.
         run_root: folder in which the run directory is made; relative as above.
         model: served model name, as in the deployment.
-        seed: of prompt order and of the trainer.
+        seed: of the order of prompts, of sampling, and of the trainer.
         determinism: two runs of this file end with the same bytes (docs/training.md, "Runs that
             repeat"), or it is refused; needs rollout servers with `determinism: true`.
         steps: train steps.
         batch_groups: sample groups per train step.
         group_size: trajectories per sample group; 1 only for an advantage without a baseline
-            from the group.
+            from the group, or for a teacher alone (`distillation.rewards: 0`).
         rollout_timeout_s: longest that the rollout of one group may take, seconds; None: as long as
             it makes progress.
         rollout_progress_timeout_s: longest that the rollout of a group may be without progress,
@@ -72,8 +72,8 @@ class RunConfig(StrictModel):
         environment: in place of one answer a trajectory: `file.py:function` of an own
             `async def rollout(client, task)`, where a relative path counts from the run file; or
             `external`, for agents outside that take sessions and finish them; or `live`, for
-            agents outside that have tasks of their own: without `task_file`, and with
-            `group_size: 1`.
+            agents outside that have tasks of their own: without `task_file` or `tasks`, and
+            with `group_size: 1`.
         curriculum: prefer tasks by their pass rate; None takes all alike.
         trackers: `tensorboard`, `wandb`, `mlflow`, by name or with options: where the figures
             of `metrics.jsonl` go as well.
@@ -179,6 +179,11 @@ class RunConfig(StrictModel):
     def is_live(self) -> bool:
         """Whether it learns from sessions of live agents, without tasks."""
         return self.environment == LIVE
+
+    @property
+    def updates(self) -> int:
+        """Optimizer steps of the policy; it has none in the first train steps of a critic."""
+        return max(0, self.steps - self.algorithm.critic.warmup_steps) * self.algorithm.updates
 
     def graded_of(self, trajectories: int) -> int:
         """Least number of a group's trajectories that must have a reward."""

@@ -42,6 +42,12 @@ def test_the_loss_of_the_guide_is_one(tmp_path: Path) -> None:
     assert load_user_loss(configured(tmp_path, source, "my_loss")) is not None
 
 
+def test_a_loss_may_use_the_entropy_of_each_token(tmp_path: Path) -> None:
+    source = GOOD.replace("tokens.advantage", "(tokens.advantage + tokens.entropy)")
+    assert source != GOOD
+    assert load_user_loss(configured(tmp_path, source)) is not None
+
+
 def test_a_changed_file_is_read_anew(tmp_path: Path) -> None:
     first = load_user_loss(configured(tmp_path, GOOD))
     second = load_user_loss(configured(tmp_path, GOOD.replace("return -", "return 2 * ")))

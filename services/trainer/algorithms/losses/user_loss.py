@@ -99,6 +99,7 @@ def _try(function: UserLoss, algorithm: AlgorithmConfig) -> None:
         sequences=2,
         proximal=other.clone() if algorithm.ratio_anchor == "proximal" else None,
         reference=other.clone() if algorithm.kl.coefficient else None,
+        entropy=-current.detach(),
     )
     try:
         loss = checked_user_loss(function, tokens, algorithm)
