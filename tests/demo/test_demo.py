@@ -137,7 +137,8 @@ def test_the_demo_trains_sums_up_and_leaves_nothing_behind(
     run_dir = ROOT / shown
     summary = json.loads((run_dir / "summary.json").read_text())
     assert summary["train_steps"] == 2
-    assert summary["weight_pushes"] == 2
+    # A version is skipped where the next one is published before it was sent.
+    assert summary["weight_pushes"] in (1, 2)
     assert summary["policy_version"] == 2
     assert summary["tokens_sampled"] > 2000
     with ledger_of(run_dir) as ledger:
