@@ -95,6 +95,8 @@ def _keys(preset: AlgorithmPreset) -> Iterator[str]:
             yield f"`{key}: {value}`"
     for key, share in preset.of_longest.items():
         yield f"`{key}`: " + ("`max_tokens`" if share == 1 else f"{share:g} `max_tokens`")
+    for key, value in preset.of_stale.items():
+        yield f"with `schedule.max_staleness` above 0 `{key}: {value}`"
     for key, value in preset.schedule.items():
         yield f"`schedule.{key}: {json.dumps(value)}`"
 

@@ -171,7 +171,8 @@ def _http() -> str:
         "# HTTP\n\nMade from the services' own OpenAPI documents; the router serves its own at "
         "`/openapi.json`. Bodies of chats and completions are OpenAI's, see "
         "[the API page](../api.md) for where answers differ from vLLM's. Where a deployment has "
-        "[API keys](../access.md), every path but `/health` and the page's own files wants one. "
+        "[API keys](../access.md), every path wants one, except `/` and `/health` of the router, "
+        "`/health` of the reward service, and the page's own files. "
         "`millrace view` serves the page's paths without `/page`; they are what its browser side "
         "asks, and may change with it.\n"
     ]

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from millrace_tools.command import RAY_ADDRESS, command, option
 from millrace_tools.output import print_items, print_line
-from services.protocol.weights.replica_control import ControlAction, Hold, check_control
+from services.protocol.weights.replica_control import OPERATOR_ACTIONS, Hold, check_control
 
 _CONTROL_S = 120.0  # a commit may come first
 _COLUMNS = {
@@ -24,7 +24,7 @@ _COLUMNS = {
     "replica",
     RAY_ADDRESS,
     option("replica_id", nargs="?", help="without it, all are listed"),
-    option("action", nargs="?", help=", ".join(ControlAction)),
+    option("action", nargs="?", help=", ".join(OPERATOR_ACTIONS)),
     option("--level", type=int, help="of sleep: 1 keeps the weights, 2 drops them"),
 )
 def replica(arguments: argparse.Namespace, console: Console) -> int:

@@ -26,7 +26,7 @@ OPTIONS: tuple[Option, ...] = (
     option(
         "--placement",
         choices=get_args(Placement),
-        help="whether ranks and engines share GPUs (separate where as long answers fit)",
+        help="whether ranks and engines share GPUs (what fits longer answers; else separate)",
     ),
     option("--example", choices=sorted(LENGTHS), default="gsm8k", help="its tasks (gsm8k)"),
     option("--lora", type=int, metavar="RANK", help="train an adapter of this rank"),

@@ -30,8 +30,8 @@ class ApiKey(StrictModel):
 
     Attributes:
         name: what logs and metrics call it.
-        key: the key, at least 16 characters; or else
-        sha256: its SHA-256 as 64 hexadecimal digits, so that the file holds no secret.
+        key: the key, at least 16 characters; either this or `sha256`.
+        sha256: the key's SHA-256 as 64 hexadecimal digits, so that the file holds no secret.
         requests_per_s: requests that may begin per second, in the long run; None: any.
         burst: requests that may begin at once; the requests of one second if left out.
         max_open_requests: requests open at a time; None: any.

@@ -16,12 +16,13 @@ class TeacherConfig(StrictModel):
 
     Attributes:
         url: of an OpenAI-compatible server, without a path, whose `/v1/completions` returns the
-            logprobs of a prompt (`echo` with `logprobs`), as vLLM and the router do. Its model
-            must have the policy's tokenizer.
+            logprobs of a prompt (`echo` with `logprobs`), as vLLM and the router do; with a
+            `context` it needs vLLM's `/tokenize` too. Its model must have the policy's tokenizer.
         model: its served name.
         api_key_env: environment variable with its API key, None where it asks for none.
         concurrency: answers that it scores at a time.
-        timeout_s: deadline for one answer, retries included, seconds; then the answer is left out.
+        timeout_s: longest request about an answer, and how long failed ones are repeated, seconds;
+            then the answer is left out.
     """
 
     url: str = Field(pattern=r"^https?://[^/]+$")
@@ -74,16 +75,18 @@ class OrchestratorConfig(StrictModel):
         trainer_timeout_s: how long the trainer may be gone or show no work, seconds; loads, train
             steps and checkpoints that make progress may take any time.
         replicas_timeout_s: how long rollout servers may take to hold a version, seconds.
-        recoveries_in_row: trainer recoveries without progress in between, which is a train
-            step that was not reached before, after which a run fails.
+        recoveries_in_row: how often in a row a run may bring its trainer back, or be resumed after
+            its orchestrator died, without a train step that was not reached before; then it fails,
+            or is not resumed. As many starts of the trainer may fail.
         failures_in_row: sample groups in a row that may fail before a run fails, in batches.
-        no_signal_batches: batches in a row in which every sample group has equal rewards after
-            which a run finishes, because there is nothing left to learn; it fails if all
-            those rewards were 0.
+        no_signal_batches: a run ends once so many batches' worth of sample groups in a row had
+            equal rewards in each group, because there is nothing left to learn. It fails if none
+            of those rewards was above 0, else it finishes.
         disk_full_timeout_s: how long a run waits while its disk is full before it fails, seconds.
         stop_timeout_s: how long a stop waits for the train step in progress, seconds.
-        sample_trajectories: sample groups per train step, and per batch in a row without
-            one, of which one trajectory is kept for people to read.
+        sample_trajectories: sample groups of each train step of which one trajectory is kept for
+            people to read; after a whole batch of groups without differing rewards, as many of
+            each further such batch.
     """
 
     access: AccessConfig = AccessConfig()

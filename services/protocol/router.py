@@ -82,7 +82,8 @@ class RouterLoad(BaseModel):
         replicas: those with a lease.
         full: of those, such as have all the sequences in flight that they may have.
         in_flight: sequences on them, of all routers.
-        waiting: requests that wait in this router because replicas are full.
+        waiting: requests that wait in this router because replicas are full, or to go on with an
+            answer that was cut.
         queued: sequences in the engines' own queues, at the last look at each.
         kv_usage: share of the KV cache in use, mean over busy replicas, at the last look;
             None while none was looked at.

@@ -185,9 +185,9 @@ class SessionSummary(_Answer):
         unrecorded_calls: calls that left nothing: failed, given up by their client, answered
             after the session was finished, or answered by a backend without a journal.
         tokens: recorded tokens.
-        trajectory_count: trajectories that these make, and
-        trajectory_tokens: the tokens of all of them; what several have in common is counted in
-            each, so these can be far more than the recorded ones.
+        trajectory_count: trajectories that the recorded calls make.
+        trajectory_tokens: tokens of all trajectories; tokens that several have in common count in
+            each, so that there can be far more of them than `tokens`.
     """
 
     id: str

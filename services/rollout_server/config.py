@@ -13,8 +13,8 @@ class RolloutServerConfig(StrictModel):
     """One application of equal replicas, each with a vLLM engine.
 
     Attributes:
-        model: folder with `config.json` and the tokenizer, or `hf://owner/name`. Its
-            weights are not read, but with `lora_rank`: the weight bus delivers them.
+        model: folder with `config.json` and the tokenizer, or `hf://owner/name`. Its weights are
+            read only with `lora_rank`; otherwise the weight bus delivers them.
         served_model_name: name by which clients ask for it, and by which answers name it.
         served_model_aliases: more names by which they may ask.
         replicas: engines.
@@ -46,9 +46,10 @@ class RolloutServerConfig(StrictModel):
         lora_rank: serve the model's own weights, read from its folder, with a LoRA adapter of
             at most this rank, which the weight bus delivers (`trainer.lora.push: adapter`).
             None: the bus delivers whole models.
-        keep_copy: keep the served version's bytes in host memory, once for each replica, so
-            that changes can be sent instead of everything (`weight_bus.delta_anchor_every`)
-            and another replica can be caught up from this one when no trainer is there.
+        keep_copy: keep the served version's bytes in host memory, once for each replica, so that
+            changes can be sent instead of everything (`weight_bus.delta_anchor_every`) and
+            another replica can get them from this one when no trainer is there. A replica does so
+            only if it receives by itself (`weight_bus.relays: false`): a relay keeps a copy anyway.
         commit_timeout_s: deadline of each step of a commit, seconds; with "drain" the
             longest request must fit.
         canary_timeout_s: longest that the proof of a delivery waits for its turn among

@@ -21,8 +21,8 @@ class ListenConfig(StrictModel):
         ssl_certfile: certificate chain in PEM, on every node that runs a router; clients then
             use https.
         ssl_keyfile: its private key in PEM, if that is in a file of its own.
-        drain_s: how long a router that stops waits for its open answers. Serve ends it sooner,
-            after the deployment's `graceful_shutdown_timeout_s`.
+        drain_s: how long a router that stops waits for its open answers. Serve ends it after the
+            deployment's `graceful_shutdown_timeout_s`: after 60 s unless the file says another.
     """
 
     host: str = "127.0.0.1"
@@ -81,9 +81,9 @@ class RouterConfig(StrictModel):
         backends: servers outside the cluster, each for one model that no replica of the
             cluster serves; several for one model share its requests.
         connect_s: to open a connection to a replica, including the wait for a free one.
-        silence_s: how long a replica's host may acknowledge nothing before connections to it
-            break. A replica that only stands still has a host that does; one that is cut off has
-            not, and nobody but the weight bus, where it is heard, would tell.
+        silence_s: connections to a replica break when its host has acknowledged no packet for so
+            long. While a replica only stands still, its host acknowledges packets; a host that is
+            cut off does not, and otherwise only the weight bus would report it.
         derender_s: for one derender call.
         first_token_s: from sending a request to a replica until its first chunk. Generous,
             because a replica queues requests and stands still while it commits weights.
@@ -101,12 +101,12 @@ class RouterConfig(StrictModel):
             other one is leased; doubles with every retry.
         watch_wait_s: longest long poll for the member table; a quarter of the lease is
             used when that is shorter.
-        spill_threshold: a session leaves its home replica when the home has more than so
-            many sequences above the least loaded replica, and
-        spill_ratio: more than so many times the least loaded one's sequences above it.
-        group_slack: requests that begin alike share a replica while it has at most so many
-            sequences above the least loaded one, or
-        group_ratio: at most so many times the least loaded one's sequences above it.
+        spill_threshold: a session leaves its home replica when the home has more sequences above
+            the least loaded replica than this number, and than `spill_ratio` allows.
+        spill_ratio: the same bound as a multiple of the least loaded replica's sequences.
+        group_slack: requests that begin alike share a replica while it has no more sequences above
+            the least loaded replica than this number, or than `group_ratio` allows.
+        group_ratio: the same bound as a multiple of the least loaded replica's sequences.
         max_sessions: sessions remembered; the least recently used is forgotten first.
         session_idle_s: a session not used for so long is forgotten, and so is its record.
         record_sessions: also record sessions that a client only names in its calls; those
@@ -118,8 +118,8 @@ class RouterConfig(StrictModel):
             the messages after them (docs/sessions.md).
         max_recorded_sessions: records kept; the least recently used is dropped first.
         max_recorded_tokens: token ids kept in all records together, about 12 bytes each.
-        max_returned_tokens: tokens of trajectories in one answer, about 35 bytes each; more are
-            read some trajectories at a time.
+        max_returned_tokens: tokens of trajectories in one answer, about 35 bytes each. A request
+            for more gets status 413; clients then ask for some trajectories at a time.
         sessions_dir: folder where sessions that agents outside play are kept as well, so that they
             outlive a restart of the process that has them; null: in memory alone.
         session_poll_max_s: longest wait of a list request for a session to finish.
@@ -127,7 +127,8 @@ class RouterConfig(StrictModel):
             the least recently used is dropped first. They are kept for `session_idle_s`.
         max_stored_response_mb: MiB of JSON of all of them together.
         eject_after: consecutive failures after which a replica gets no more work.
-        eject_s: how long the first time; doubles with every failed probe.
+        eject_s: how long the first time; doubles with every further failure of a probe or of a
+            request that tries the replica out.
         eject_max_s: longest such pause.
         slow_start_s: how long after an ejection a replica's share grows back to normal.
         probe_s: pause between two looks at each replica: whether an idle or ejected one
@@ -156,8 +157,8 @@ class RouterConfig(StrictModel):
         tracing: a collector for spans, None for none (docs/tracing.md).
         begin_traces: begin a W3C trace for requests that bring none; those that bring one always
             have it handed on to the replica. With `tracing` every request has one.
-        access_log: share of the requests that end well of which a line is logged; above 0 all
-            that do not end well are. 0 for none.
+        access_log: share of the successful requests that are logged, a line each. Above 0 every
+            request that fails is logged as well; 0 logs nothing.
         replicas: routers that share the work. What they must agree on they tell each other
             through a table outside the path of requests.
         share_s: pause between two exchanges with that table.

@@ -65,12 +65,12 @@ class TrainerConfig(StrictModel):
             and the critic too; the CPU makes the update. On `device: cpu` all is there anyway.
         compile: compile decoder layers with torch.compile; needs a C++ compiler on the ranks'
             nodes, and takes a while at the first passes of a process.
-        packing: lay rows end to end in one sequence, without padding, each seen by itself
-            alone. `auto` pads, and says why, where a model cannot do that; `on` refuses such
-            a model; `off` always pads.
-        shared_prefixes: compute tokens that rows of a micro-batch have in common at their beginning
-            once. `auto`: on `device: cpu`, where the model and `context_parallel: 1` allow it; on
-            CUDA it has not run yet. `on` refuses a model for which it cannot be; `off` never.
+        packing: lay rows end to end in one sequence, without padding; a token attends only to
+            tokens of its own row. `auto` pads, and says why, where a model cannot do that; `on`
+            refuses such a model; `off` always pads.
+        shared_prefixes: if rows of a micro-batch begin with the same tokens, compute these tokens
+            only once. `auto`: on `device: cpu`, where the model and `context_parallel: 1` allow it;
+            on CUDA it has not run yet. `on` refuses a model that cannot do that; `off`: never.
         peak_tflops: dense bfloat16 TFLOP/s of one rank's device, of which `mfu` is a share; None:
             from a table of GPUs, and no `mfu` on the CPU or for a GPU that it lacks.
         micro_batch_tokens: most tokens of one forward pass, padding included; a longer

@@ -31,9 +31,9 @@ class WeightBusConfig(StrictModel):
         interfaces: network interfaces that links take in turn, on both ends; every node with a
             trainer rank or a rollout server has all of them, each in a subnet of its own. Empty:
             the address under which Ray knows the node.
-        delta_anchor_every: send only what changed to replicas that keep a copy, and
-            everything with every version that this divides; 0: always everything. It pays
-            where the wire is slow: finding the changes costs about 1 GB/s and thread.
+        delta_anchor_every: send only what changed to relays, and to replicas that keep a copy, and
+            everything with every version that this number divides; 0: always everything. It pays
+            where the wire is slow: a thread compares about 1 GB a second to find the changes.
         commit: "rolling": each replica commits as soon as it has staged a version;
             "barrier": all in service commit together, after the slowest has staged.
         canary_max_gap: largest difference between a logprob of a replica and the trainer's,

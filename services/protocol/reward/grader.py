@@ -138,7 +138,7 @@ class HttpGrader(_TextGrader):
     Attributes:
         name: in the service's configuration.
         arguments: sent along.
-        timeout_s: seconds for each of two attempts.
+        timeout_s: seconds for each call: two about the answer, and one about `reference`.
         on_failure: reward of an answer on which the endpoint fails twice while it answers about
             `reference` in between; null leaves the answer out (`infra_error`).
         reference: an answer about which the endpoint has a reward; without it the empty

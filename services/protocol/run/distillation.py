@@ -22,9 +22,9 @@ class DistillationConfig(StrictModel):
         teacher: its name among the deployment's `orchestrator.teachers`, or `policy`: the policy
             itself, with the `context` that it did not see when it answered.
         coefficient: weight of the teacher's advantage.
-        rewards: weight of the rewards' advantage beside it; 0 leaves rewards to be measured only.
-        divergence: what of policy and teacher is made small: `reverse_kl`, or `jensen_shannon`
-            between them.
+        rewards: weight of the rewards' advantage; 0: rewards are measured, but not learned from.
+        divergence: the divergence between policy and teacher that training reduces: `reverse_kl`
+            or `jensen_shannon`.
         beta: for `jensen_shannon` only: weight of the teacher in the mixture; near 1 it is the
             reverse divergence, near 0 the forward one.
         context: text that the teacher alone reads at the end of the last message, with `{NAME}`

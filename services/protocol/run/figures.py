@@ -60,6 +60,6 @@ FIGURES = {
     "ledger.trained": "Sample groups that a train step learned from.",
     "ledger.filtered": "Sample groups with nothing to learn from: all rewards are equal.",
     "ledger.expired": "Sample groups dropped because they would have been too old.",
-    "ledger.failed": "Sample groups whose every attempt ended in an error.",
+    "ledger.failed": "Sample groups that were not sampled, or with too few graded answers.",
     "ledger.in_flight": "Sample groups that are being sampled or scored, or wait for their batch.",
 }

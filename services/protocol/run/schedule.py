@@ -64,8 +64,8 @@ class ScheduleConfig(StrictModel):
             per-trajectory overlap is worth.
         dynamic_sampling: replace groups whose rewards are all equal instead of letting
             them count towards the batch.
-        max_refills: how often one place in a batch is filled again so; then the group
-            counts towards the batch as filtered.
+        max_refills: how often one place in a batch is filled again so; then the group stays in
+            the batch: filtered, or trained if the algorithm can learn from equal rewards.
         adaptive: fewer groups in flight, down to one batch, while engines are full or groups
             grow old in waiting, and again as many as the schedule allows while the trainer
             waits for rollouts.

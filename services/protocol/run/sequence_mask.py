@@ -11,11 +11,11 @@ class SequenceMaskConfig(StrictModel):
     Attributes:
         geometric_floor: least geometric mean of the mismatch ratio over an answer, for
             `ratio_anchor: proximal`; 0 for none.
-        geometric_cap: most that it may be; None for no such bound.
-        negative_kl: nats a token by which the current policy may find an answer with a negative
-            advantage less likely than the behaviour policy did (DeepSeek-V3.2's off-policy
-            sequence masking, arXiv 2512.02556, section 3.1), with advantages by token its tokens
-            with negative ones; None for no such bound.
+        geometric_cap: largest such mean; None for no such bound.
+        negative_kl: bound on the mean of behaviour minus current logprob over an answer, nats a
+            token. Above it an answer with a negative advantage is left out (DeepSeek-V3.2's
+            off-policy sequence masking, arXiv 2512.02556, section 3.1); if advantages differ by
+            token, only its tokens with a negative one. None for no such bound.
     """
 
     geometric_floor: float = Field(default=0.0, ge=0, le=1)

@@ -47,7 +47,7 @@ class Task(StrictModel):
     """One prompt and how its answers are graded.
 
     Attributes:
-        task_id: unique in the file.
+        task_id: unique among all tasks of the run.
         messages: the prompt.
         split: `train` tasks are learned from; `heldout` tasks are only measured.
         grader: how an answer is graded; an environment may do without.
@@ -123,7 +123,7 @@ class TaskSource(StrictModel):
         grader: of all its tasks, where the rows have none.
         environment: of its tasks, in place of the run's (`RunConfig.environment`).
         stream: read and check rows only when their turn comes; for more than fits into memory
-            or can be waited for. Its tasks go by its name and the row's number.
+            or can be waited for. A task's id is then the source's name and the row's number.
     """
 
     file: str | None = None

@@ -39,11 +39,11 @@ class WorkspacesConfig(StrictModel):
         start_wait_s: seconds that one may wait for its start; longer is refused.
         calls_at_a_time: calls that run at the same time in a replica; the others wait.
         queue_wait_s: seconds that a call may wait for its turn.
-        max_memory_mb: most that a workspace may ask for; likewise the next four.
-        max_disk_mb: MiB of files.
-        max_processes: processes and threads.
-        max_idle_s: seconds without a call.
-        max_total_s: seconds from its opening.
+        max_memory_mb: largest `memory_mb` that a workspace may ask for, MiB.
+        max_disk_mb: largest `disk_mb`, MiB of files.
+        max_processes: largest `processes`, threads included.
+        max_idle_s: largest `idle_s`, seconds without a call.
+        max_total_s: largest `total_s`, seconds from its opening.
         grade_run_s: wall seconds that the tests of a workspace may take together; those that are
             left then count as failed.
         grade_deadline_s: seconds from a request to grade to the score, waiting included; longer

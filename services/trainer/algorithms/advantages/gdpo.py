@@ -17,7 +17,7 @@ def gdpo_advantages(
     `std_k` are those of reward `k` in the group, the outer `std` is that of `A` over all answers of
     the batch, and weights apply after the normalisation (section 3.2). All are unbiased. The mean
     of `A` over the batch is 0, since that of each group is. Rewards that are equal in a group add
-    exactly 0. Here the batch is what is trained: groups of equal rewards are left out before.
+    exactly 0. Groups of equal rewards count only with a KL penalty, an entropy bonus or a teacher.
     The weights alone, as `rewards` with `advantage: grpo`, normalise the weighted sum instead.
 
     Args:

@@ -12,9 +12,9 @@ def in_batch_deviations(
     """`(R_i - mean of its group) / (std + 1e-8)`, the unbiased deviation of all rewards.
 
     Lite PPO of "Tricks or traps?", arXiv 2508.08221. A group whose rewards hardly differ so keeps
-    small advantages. Groups of equal rewards do not reach the trainer, so that the deviation is
-    that of the others. The paper's loss is the clipped surrogate, averaged over tokens
-    (`aggregation: token_mean`).
+    small advantages. Groups of equal rewards count in the deviation only if they reach the
+    trainer: with a KL penalty, an entropy bonus, a teacher or `overlong_limit`. The paper's loss
+    is the clipped surrogate, averaged over tokens (`aggregation: token_mean`).
 
     Args:
         centred: rewards of a batch minus the mean of their group.
