@@ -1,7 +1,7 @@
 """Learning curves of every schedule, algorithm and correction, on the real services.
 
-For each seed it deploys deploy/laptop.yaml once and submits run after run to it; each is the
-demo's run file with the changes that benchmarks/learning/matrix.yaml lists:
+For each seed and example it deploys deploy/laptop.yaml once and submits run after run to it; each
+is the example's run file with the changes that benchmarks/learning/matrix.yaml lists:
 
     python -m benchmarks.learning [--only 'presets/*'] [--seeds 0 1 2] [--list] [--draw]
 
@@ -10,7 +10,11 @@ and start the same command again. A configuration whose overrides have changed i
 """
 
 import fnmatch
+import subprocess
+import sys
 import tempfile
+from itertools import groupby
+from typing import Any
 
 from rich.console import Console
 
@@ -19,7 +23,7 @@ from benchmarks.learning.figures import draw
 from benchmarks.learning.matrix import Configuration, configurations
 from benchmarks.learning.page import PAGE, filled
 from benchmarks.learning.results import RESULTS, Results, outcome
-from benchmarks.report import options_of
+from benchmarks.report import ROOT, options_of
 from millrace_tools.capacity.machine import free_port
 from millrace_tools.client.runs_client import RunsClient
 from millrace_tools.demo.demo import DemoOptions, terminated_like_interrupted
@@ -51,8 +55,9 @@ def main() -> None:
             ]
             if options.list:
                 console.print(*(f"{one.name} seed {seed}" for one in missing), sep="\n")
-            elif missing:
-                run_seed(missing, results, seed=seed, steps=options.steps, console=console)
+                continue
+            for _, of_example in groupby(missing, key=lambda one: one.example):
+                run_seed(list(of_example), results, seed=seed, steps=options.steps, console=console)
     if not options.list:
         PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), results), encoding="utf-8")
         console.print(PAGE, *draw(results), sep="\n")
@@ -63,12 +68,10 @@ def run_seed(
 ) -> None:
     """Deploy once and run them all, one after another."""
     options = DemoOptions(seed=seed, port=free_port(), steps=steps)
-    # Two of each, so that every part of the way takes part in the learning.
-    two = {"trainer": {"world_size": 2}, "rollout_server": {"replicas": 2}}
     with (
         terminated_like_interrupted(),
         tempfile.TemporaryDirectory(prefix="learning-") as run_root,
-        deployed(options, console, **two),
+        deployed(options, console, **arguments_for(missing[0].example, seed)),
     ):
         with RunsClient(options.url) as client:
             for number, one in enumerate(missing, 1):
@@ -78,6 +81,23 @@ def run_seed(
                 line = outcome(one, status, seed=seed, steps=steps)
                 results.add(line)
                 console.print(line.summary, highlight=False)
+
+
+def arguments_for(example: str, seed: int) -> dict[str, dict[str, Any]]:
+    """Of the applications that differ from deploy/laptop.yaml; the shop's model is made."""
+    # Two of each, so that every part of the way takes part in the learning.
+    arguments: dict[str, dict[str, Any]] = {
+        "trainer": {"world_size": 2},
+        "rollout_server": {"replicas": 2},
+    }
+    if example == "tiny_code":
+        return arguments
+    make = [sys.executable, "-m", f"examples.{example}.make_model", "--seed", str(seed)]
+    subprocess.run(make, cwd=ROOT, check=True)
+    model = {"model": str(ROOT / "models" / f"{example}-seed{seed}")}
+    arguments = {name: had | model for name, had in arguments.items()}
+    arguments["rollout_server"]["served_model_name"] = example  # as its run file says
+    return arguments | {"orchestrator": {"environments": True}}
 
 
 if __name__ == "__main__":

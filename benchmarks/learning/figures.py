@@ -9,7 +9,14 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from benchmarks.learning.matrix import CORRECTIONS, STALENESS, compared, label, staleness_name
+from benchmarks.learning.matrix import (
+    CORRECTIONS,
+    SHOP,
+    STALENESS,
+    compared,
+    label,
+    staleness_name,
+)
 from benchmarks.learning.results import Outcome, Results
 from benchmarks.report import ROOT
 
@@ -25,6 +32,7 @@ def draw(results: Results) -> list[Path]:
         "learning_presets.png": _part(results, "presets"),
         "learning_algorithms.png": _part(results, "algorithms"),
         "learning_staleness.png": _staleness(results),
+        "learning_rewards.png": _heldout_rates(results, SHOP),
     }
     for name, figure in figures.items():
         FigureCanvasAgg(figure).print_png(str(IMAGES / name))
@@ -49,6 +57,19 @@ def two_curves(outcomes: Mapping[str, Sequence[Outcome]]) -> Figure:
     for axes in (left, right):
         _furnish(axes)
     figure.legend(*left.get_legend_handles_labels(), loc="outside right center", frameon=False)
+    return figure
+
+
+def _heldout_rates(results: Results, part: str) -> Figure:
+    """Held-out pass rate alone, for runs whose rewards have different scales."""
+    figure = Figure(figsize=(7.5, 4.2), dpi=110, layout="constrained")
+    axes = figure.subplots()
+    for place, name in enumerate(compared(part)):
+        if outcomes := results.of(name):
+            _line(axes, outcomes, _heldout, label=label(name), place=place)
+    axes.set_ylabel("share that passes")
+    _furnish(axes)
+    figure.legend(loc="outside right center", frameon=False)
     return figure
 
 

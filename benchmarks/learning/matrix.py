@@ -1,4 +1,4 @@
-"""The configurations of `benchmarks.learning`: each is the demo's run file with changes."""
+"""The configurations of `benchmarks.learning`: each is an example's run file with changes."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from millrace_tools.demo.demo import RUN_FILE
+from benchmarks.report import ROOT
 from services.protocol.run.orchestrator import RunConfig
 from services.protocol.yaml_text import load_yaml
 
 REFERENCE = "presets/sync"
 """The others are compared with it: on-policy GRPO."""
+SHOP, SHOP_REFERENCE = "rewards", "rewards/outcome"
+"""The part whose runs are of examples/shop, and the run with which these are compared."""
 
 STALENESS = (0, 1, 2, 4, 8)
 TWICE = {
@@ -49,18 +51,26 @@ class Configuration:
 
     @property
     def part(self) -> str:
-        """`presets`, `algorithms`, `stale_algorithms` or `staleness`."""
+        """`presets`, `algorithms`, `stale_algorithms`, `staleness` or `rewards`."""
         return self.name.partition("/")[0]
 
     @property
+    def example(self) -> str:
+        """The folder of examples whose model and tasks the run has."""
+        return "shop" if self.part == SHOP else "tiny_code"
+
+    @property
     def overrides(self) -> dict[str, Any]:
-        """All keys that replace those of the demo's run file."""
+        """All keys that replace those of the example's run file."""
         return merged(COMMON, self.changes)
 
     def run_config(self, **values: Any) -> RunConfig:
-        """The run as if the demo's run file held the changes; `values` are further keys."""
-        data = merged(merged(load_yaml(RUN_FILE), self.overrides), values)
-        data["task_file"] = str(RUN_FILE.parent / data["task_file"])
+        """The run as if the example's run file held the changes; `values` are further keys."""
+        folder = ROOT / "examples" / self.example
+        data = merged(merged(load_yaml(folder / "run.yaml"), self.overrides), values)
+        data["task_file"] = str(folder / data["task_file"])
+        if "environment" in data:
+            data["environment"] = f"{folder}/environment.py:{data['environment']}"
         return RunConfig.from_data(data, source=self.name)
 
 
@@ -98,12 +108,25 @@ def configurations() -> Iterator[Configuration]:
         for correction in reversed(list(CORRECTIONS) if bound else ON_POLICY):
             if f"staleness/{correction}/{bound}" not in TWICE:
                 yield staleness_configuration(correction, bound)
+    for name, changes in _MATRIX["rewards"].items():
+        # It has 50 held-out tasks.
+        yield Configuration(
+            name=f"{SHOP}/{name}", changes=merged({"evaluation": {"tasks": 50}}, changes)
+        )
+
+
+def reference_of(part: str) -> str:
+    """Name of the configuration with which those of a part are compared."""
+    return SHOP_REFERENCE if part == SHOP else REFERENCE
 
 
 def compared(part: str) -> list[str]:
     """Names of a part's configurations, and of the reference before them."""
-    names = [one.name for one in configurations() if one.part == part]
-    return names if REFERENCE in names else [REFERENCE, *names]
+    names, reference = (
+        [one.name for one in configurations() if one.part == part],
+        reference_of(part),
+    )
+    return names if reference in names else [reference, *names]
 
 
 def label(name: str) -> str:

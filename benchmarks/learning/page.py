@@ -9,11 +9,12 @@ from benchmarks.learning.matrix import (
     ALGORITHM_BOUNDS,
     ALGORITHMS,
     CORRECTIONS,
-    REFERENCE,
+    SHOP,
     STALENESS,
     WITH_PRESET,
     compared,
     label,
+    reference_of,
     stale_algorithm_name,
     staleness_name,
 )
@@ -38,6 +39,7 @@ def filled(page: str, results: Results) -> str:
             results, "algorithm", WITH_PRESET, stale_algorithm_name, ALGORITHM_BOUNDS
         ),
         "staleness": _bounds_table(results, "correction", CORRECTIONS, staleness_name, STALENESS),
+        "rewards": _curves_table(results, SHOP),
         "measured": _measured_table(results),
         "health": _health_table(results),
     }
@@ -47,9 +49,10 @@ def filled(page: str, results: Results) -> str:
 
 
 def _curves_table(results: Results, part: str) -> Rows:
-    reference = results.of(REFERENCE)
-    head = ["configuration", "held-out before", "after, by seed", "of `sync` GRPO"]
-    head += [f"mean of the last {LAST_EVALUATIONS}, by seed", "of `sync` GRPO"]
+    reference = results.of(reference_of(part))
+    beside = f"of `{label(reference_of(part))}`"
+    head = ["configuration", "held-out before", "after, by seed", beside]
+    head += [f"mean of the last {LAST_EVALUATIONS}, by seed", beside]
     head += [f"steps to {LEARNED:.0%}, by seed", "staleness, mean and max"]
     found = filter(None, map(results.of, compared(part)))
     return [head, *(_curve_row(outcomes, reference) for outcomes in found)]

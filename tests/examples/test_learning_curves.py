@@ -59,12 +59,16 @@ def test_what_is_recorded_is_what_the_matrix_lists() -> None:
 
 
 def test_every_recorded_run_of_a_seed_began_with_the_same_model() -> None:
-    outcomes = sorted(Results.read(RESULTS).outcomes, key=lambda one: one.seed)
+    def begun(one: Outcome) -> tuple[str, int]:
+        return BY_NAME[one.name].example, one.seed
+
+    outcomes = sorted(Results.read(RESULTS).outcomes, key=begun)
     assert outcomes
-    for seed, of_seed in groupby(outcomes, key=lambda one: one.seed):
+    for (example, seed), of_seed in groupby(outcomes, key=begun):
         runs = list(of_seed)
         assert len({one.before for one in runs}) == 1, seed
-        assert len({one.reward[0] for one in runs if _takes_prompts_in_order(one)}) == 1, seed
+        if example == "tiny_code":  # the shop's runs differ in their rewards
+            assert len({one.reward[0] for one in runs if _takes_prompts_in_order(one)}) == 1, seed
 
 
 def test_a_page_without_a_place_for_a_table_is_refused() -> None:

@@ -41,6 +41,21 @@ async def test_a_clerk_who_multiplies_is_paid_and_one_who_adds_is_not(right: boo
         assert told == [answer for _, answer in turns[:-1]], "what the demonstrations were told"
 
 
+@pytest.mark.parametrize("right", [True, False])
+async def test_steps_towards_the_sum_are_rewarded_by_turn_and_by_name(right: bool) -> None:
+    purchase = tasks.purchases()[0]
+    task = Task.model_validate(purchase.row(0, "train"))
+    # A step that is repeated earns once, or a clerk would be paid for not ending.
+    price, *others = (said for said, _ in purchase.turns(right=right))
+    lines = (price, price, *others)
+    earned = [environment.STEP, 0.0, environment.STEP if right else 0.0, float(right)]
+    assert await environment.by_turn(Clerk(*lines), task) == earned
+    named = {"paid": float(right), "steps": 1.0 + right}
+    assert await environment.by_name(Clerk(*lines), task) == named
+    never = Clerk(*[price] * 5)
+    assert await environment.by_name(never, task) == {"paid": 0.0, "steps": 1.0}
+
+
 @pytest.mark.parametrize(
     "said", ["", "price", "price gold", "times 3", "times 3 x", "pay", "pay 3 4", "over 1 2"]
 )
