@@ -38,9 +38,11 @@ PROGRESS_S, TAKE_S, COUNT_S = 15.0, 5.0, 10.0
 LONGEST_S = 3600.0
 ABANDONED = 0.1
 WAYS = ("never calls", "leaves in the middle", "fails", "is late", "says a bad reward")
+# An engine's memory grows until it has touched all of its KV cache: a small one, to see the rest.
+ENGINE = {"kv_cache_gb": 0.03}
 REFUSED = {"is late": {404, 409}, "says a bad reward": {400}}
 """Answers to a reward that must not count."""
-RULES = Rules(more={"rss_mib": 48.0, "fds": 24.0, "threads": 24.0}, warm_s=60.0, counts=6)
+RULES = Rules(more={"rss_mib": 48.0, "fds": 24.0, "threads": 24.0}, warm_s=120.0, counts=6)
 ENDED = (RunState.FINISHED, RunState.FAILED, RunState.STOPPED)
 
 
@@ -121,7 +123,7 @@ def main() -> None:
     demo = DemoOptions(seed=0, port=free_port(), steps=None)
     with tempfile.TemporaryDirectory(prefix="soak-outside-") as folder:
         router = {"sessions_dir": f"{folder}/sessions"}
-        with deployed(demo, Console(), router=router) as cluster:
+        with deployed(demo, Console(), router=router, rollout_server=ENGINE) as cluster:
             agents = Agents(demo.url, findings, options.seed)
             census = Census(cluster_processes, RULES)
             began = time.monotonic()
