@@ -114,3 +114,4 @@ def test_what_is_no_mapping_is_refused_as_without_a_preset(keys: dict[str, Any])
 def test_the_policy_has_no_update_in_a_critics_first_train_steps() -> None:
     algorithm = {"preset": "ppo", "minibatches": 2, "passes": 2, "critic": {"warmup_steps": 3}}
     assert run(algorithm=algorithm, steps=10).updates == 28
+    assert run(algorithm=algorithm, steps=2).updates == 0

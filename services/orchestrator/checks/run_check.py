@@ -123,7 +123,7 @@ def trajectories(run: RunConfig) -> int:
 
 def _of_algorithm(run: RunConfig) -> Iterator[InvalidInput]:
     algorithm, longest = run.algorithm, run.sampling.max_tokens
-    if algorithm.warmup_steps >= run.updates:
+    if algorithm.warmup_steps and algorithm.warmup_steps >= run.updates:
         fix = f"The run has {run.updates} optimizer steps, so its rate is never reached: fewer."
         yield InvalidInput("algorithm.warmup_steps", algorithm.warmup_steps, fix)
     if run.schedule.dynamic_sampling and (run.group_size == 1 or not algorithm.has_rewards):
