@@ -74,9 +74,9 @@ def _drawn_in_a_copy() -> bytes:
 def end_before_destructors() -> None:
     """This process ends once Python has ended, before destructors of C++ that are known now.
 
-    `ray.shutdown` leaves threads behind, two or more for each cluster, in which Ray's library
-    collects and exports measurements. What they read is freed while the process ends: it then
-    crashed now and then, after all was done.
+    `ray.shutdown` leaves threads behind, more with each cluster, in which Ray's library collects
+    and exports measurements. Processes crashed now and then after all was done, probably because
+    these threads read what is freed while a process ends.
     """
     libc = ctypes.CDLL(None)
     libc.on_exit(libc._exit, None)  # called with the exit status
