@@ -122,10 +122,8 @@ def reference_of(part: str) -> str:
 
 def compared(part: str) -> list[str]:
     """Names of a part's configurations, and of the reference before them."""
-    names, reference = (
-        [one.name for one in configurations() if one.part == part],
-        reference_of(part),
-    )
+    names = [one.name for one in configurations() if one.part == part]
+    reference = reference_of(part)
     return names if reference in names else [reference, *names]
 
 

@@ -100,6 +100,17 @@ async def asked(server: TeacherServer, **changes: Any) -> AsyncIterator[Teacher]
             yield teacher
 
 
+async def test_a_teacher_teaches_where_all_rewards_are_equal(tmp_path: Path) -> None:
+    server = TeacherServer()
+    async with world(tmp_path, more_routes=server.add_to, no_signal_batches=1) as cluster:
+        cluster.router.answers = lambda asked, index, version: False
+        large = TeacherConfig(url=cluster.config.router_url, model="large")
+        cluster.config = cluster.config.model_copy(update={"teachers": {"large": large}})
+        config = cluster.run_config(steps=4, algorithm=distilled(rewards=0.0))
+        status = await run_to_end(cluster, config)
+    assert (status.state, status.step) == (RunState.FINISHED, 4), status.detail
+
+
 async def test_a_busy_teacher_is_asked_again(answer: Trajectory) -> None:
     server = TeacherServer()
     server.fails = [web.Response(status=503), web.Response(status=429)]
