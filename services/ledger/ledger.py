@@ -297,13 +297,29 @@ class Ledger(LedgerReader, LedgerFile):
                 (cause, lost),
             )
 
-    def rollback(self, step: int, *, keep: Collection[int] = (), filtered: bool = False) -> int:
+    def rollback(
+        self,
+        step: int,
+        *,
+        keep: Collection[int] = (),
+        filtered: bool = False,
+        comparable: bool = True,
+    ) -> int:
         """The weights went back to train step `step`: reopen the groups that later steps trained.
 
-        Every group in flight gets a new attempt, as its tokens are lost, but those to `keep`. Those
-        that were `filtered` in batches of later steps stay closed unless these batches are to be
-        the same again.
-        Returns how many closed groups were opened again.
+        Every group in flight is to be rolled out again but those to `keep`. It gets a new attempt
+        if its newest one ended, as the tokens of that one are lost. An attempt that a kill cut off
+        goes on under its number, by which the router's sessions of its episodes are found again.
+
+        Args:
+            step: the train step.
+            keep: groups in flight that have what they need.
+            filtered: reopen those that batches of later steps filtered, too: these batches are to
+                be the same again.
+            comparable: policy versions count on; else an attempt that was cut off is lost, too.
+
+        Returns:
+            How many closed groups were opened again.
         """
         with self.transaction():
             opened = self._db.execute(
@@ -317,9 +333,9 @@ class Ledger(LedgerReader, LedgerFile):
             )
             self._waste("rollback", *lost)
             self._db.execute(
-                "UPDATE groups SET attempts = attempts + 1, oldest_version = NULL, kept = 0,"
-                f" reason = 'rollback' WHERE {lost[0]}",
-                lost[1:],
+                "UPDATE groups SET attempts = attempts + (kept > 0 OR ?), oldest_version = NULL,"
+                f" kept = 0, reason = 'rollback' WHERE {lost[0]}",
+                (not comparable, *lost[1:]),
             )
         return opened
 

@@ -80,13 +80,15 @@ def test_a_rollback_after_which_batches_are_the_same_again_opens_filtered_groups
 
 def test_a_rollback_opens_what_later_steps_trained(ledger: Ledger) -> None:
     ids = [group.group_id for group in ledger.admit(prompts(6), version=1)]
+    for group_id in ids[:5]:
+        ledger.rolled_out(group_id, oldest_version=1, tokens=3)
     ledger.close_batch(1, train=ids[:2], filtered=[])
     ledger.close_batch(2, train=ids[2:3], filtered=ids[3:4])
     assert ledger.last_step() == 2
     assert ledger.rollback(1) == 1
     again = ledger.in_flight()
     assert [group.group_id for group in again] == [ids[2], ids[4], ids[5]]
-    assert {group.attempt for group in again} == {2}
+    assert [group.attempt for group in again] == [2, 2, 1], "the last one was cut off"
     assert ledger.counts().model_dump() == {
         "admitted": 6,
         "trained": 2,
@@ -97,6 +99,12 @@ def test_a_rollback_opens_what_later_steps_trained(ledger: Ledger) -> None:
     }
     assert ledger.last_step() == 1
     assert ledger.imbalance() == 0
+
+
+def test_an_attempt_of_other_policy_versions_does_not_go_on(ledger: Ledger) -> None:
+    ledger.admit(prompts(1), version=1)
+    ledger.rollback(0, comparable=False)
+    assert [group.attempt for group in ledger.in_flight()] == [2]
 
 
 def test_facts_survive(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ class FakeSessions:
         self.bus = bus
         self.open: dict[str, list[dict[str, Any]]] = {}
         self.metadata: list[dict[str, str]] = []
+        self.keys: list[str] = []  # of episodes that were offered to agents outside
         self.finished: list[str] = []
         self.sampled = 0
         self.refused: Counter[str] = Counter()
@@ -60,7 +61,10 @@ class FakeSessions:
     async def _make(self, request: web.Request) -> web.Response:
         name = f"sess_{next(self._numbers)}"
         self.open[name] = []
-        self.metadata.append((await request.json())["metadata"])
+        body = await request.json()
+        self.metadata.append(body["metadata"])
+        if "offer" in body:
+            self.keys.append(body["offer"]["key"])
         return web.json_response(self._summary(name))
 
     async def _finish(self, request: web.Request) -> web.Response:

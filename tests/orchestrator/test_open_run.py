@@ -17,7 +17,7 @@ from services.protocol.errors import NotReady
 from services.protocol.run.orchestrator import RunRequest, RunState, RunStatus
 from tests.filling import fill
 from tests.mounts import pretend_mounts
-from tests.orchestrator.fakes import World, world
+from tests.orchestrator.fakes import World, world, write_tasks
 
 pytestmark = pytest.mark.usefixtures("no_drawing")
 STEPS = 5
@@ -73,6 +73,30 @@ async def test_the_next_orchestrator_goes_on_with_the_run_that_was_open(tmp_path
         assert (status.state, status.step) == (RunState.FINISHED, STEPS)
         assert status.ledger.in_flight == 0
         assert note.text is None
+
+
+async def test_the_next_orchestrator_offers_unfinished_episodes_by_the_same_keys(
+    tmp_path: Path,
+) -> None:
+    sources = [
+        {"file": str(write_tasks(tmp_path / "a.jsonl", heldout=0)), "environment": "external"},
+        {"file": str(write_tasks(tmp_path / "b.jsonl", train=0))},
+    ]
+    note, offered = Note(), list[list[str]]()
+    async with world(tmp_path) as cluster:
+        runs, keys = orchestrator(cluster, note), cluster.router.sessions.keys
+        await runs.start(RunRequest(config=cluster.run_config(task_file=None, tasks=sources)))
+        for _ in range(2):
+            async with asyncio.timeout(300):
+                while len(keys) < 16:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            await runs.close()
+            offered.append(sorted(keys))
+            keys.clear()
+            runs = orchestrator(cluster, note)
+            await runs.resume_open_run()
+        await runs.close()
+    assert offered[0] == offered[1]
 
 
 async def test_a_run_whose_orchestrator_died_elsewhere_comes_back_when_its_lease_ran_out(

@@ -191,8 +191,8 @@ class WatchedLedger(Ledger):
         super().close_batch(step, train=train, filtered=filtered, reasons=reasons)
         self._witness.batch_closed(step, train, filtered)
 
-    def rollback(self, step: int, *, keep: Collection[int] = (), filtered: bool = False) -> int:
+    def rollback(self, step: int, *, keep: Collection[int] = (), **told: bool) -> int:
         """See `Ledger`."""
-        opened = super().rollback(step, keep=keep, filtered=filtered)
+        opened = super().rollback(step, keep=keep, **told)
         self._witness.rolled_back(step, keep)
         return opened

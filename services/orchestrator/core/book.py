@@ -238,7 +238,7 @@ class GroupBook:
             repeats: every later batch is to hold the groups that it would have held.
         """
         keep = self.ledger.finished() if comparable and not repeats else frozenset()
-        reopened = self.ledger.rollback(step, keep=keep, filtered=repeats)
+        reopened = self.ledger.rollback(step, keep=keep, filtered=repeats, comparable=comparable)
         self._emit(RolledBack(step=step, reopened=reopened))
 
     def trainer_lost(self) -> None:
