@@ -3,6 +3,8 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
+from services.protocol.text_file import encodable
+
 _SHOWN = 300  # characters
 
 
@@ -31,6 +33,6 @@ class Failures:
 
 
 def one_line(text: str) -> str:
-    """A foreign message on one line, cut to a readable length."""
-    line = " ".join(text.split())
+    """A foreign message on one line, cut to a readable length; UTF-8 can hold it."""
+    line = " ".join(encodable(text).split())
     return line if len(line) <= _SHOWN else line[: _SHOWN - 4] + " ..."

@@ -1,4 +1,4 @@
-"""Reads a text file of the user's."""
+"""Texts of users: files that they wrote, and what their code and models say."""
 
 from pathlib import Path
 
@@ -20,6 +20,14 @@ def read_text_file(path: str | Path, *, field: str = "file") -> str:
         return text.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
         raise InvalidInput(field, str(path), not_utf8(error)) from None
+
+
+def encodable(text: str) -> str:
+    """The text with a question mark for each half of a surrogate pair.
+
+    `json.loads` makes one of `"\\ud83d"`, which a model may write, and no UTF-8 holds it.
+    """
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
 def not_utf8(error: UnicodeDecodeError, *, line: int | None = None) -> str:

@@ -193,6 +193,28 @@ async def test_an_episode_that_fails_is_left_out_of_a_group_that_goes_on(tmp_pat
     assert left_out.detail == "environment_raised: ZeroDivisionError: division by zero"
 
 
+async def test_half_of_a_surrogate_pair_costs_its_episode_at_most(tmp_path: Path) -> None:
+    environment = tmp_path / "half.py"
+    environment.write_text(
+        "import itertools\n"
+        "numbers = itertools.count()\n"
+        "async def rollout(client, task):\n"
+        "    messages = [{'role': 'user', 'content': 'x'}]\n"
+        "    await client.chat.completions.create(model='', messages=messages)\n"
+        "    number = next(numbers)\n"
+        "    half = chr(0xD83D)\n"
+        "    if number % 4 == 3:\n"
+        "        raise ValueError(half)\n"
+        "    return ('good ' if number % 2 else 'bad ') + half\n"
+    )
+    async with world(tmp_path, environments=True) as cluster:
+        config = cluster.run_config(environment=f"{environment}:rollout", steps=1)
+        status = await run_to_end(cluster, config)
+        assert status.state is RunState.FINISHED, status.detail
+        graded = [job.completion for call in cluster.reward.calls for job in call]
+        assert set(graded) == {"good ?", "bad ?"}
+
+
 @pytest.mark.parametrize(
     ("text", "part"),
     [

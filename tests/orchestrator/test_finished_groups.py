@@ -3,6 +3,7 @@
 import asyncio
 import multiprocessing
 import sqlite3
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from services.ledger.sample_group import Prompt
 from services.orchestrator.core.results import GroupResult
 from services.orchestrator.lifecycle.run import Run
 from services.orchestrator.lifecycle.runs import Runs
+from services.protocol.reward.reward_service import Score
 from services.protocol.run.orchestrator import RunRequest, RunState, RunStatus
 from tests.orchestrator.fakes import Asked, World, run_to_end, world
 
@@ -162,6 +164,12 @@ def test_a_result_is_kept_bit_by_bit(result: GroupResult) -> None:
     packed = result.packed()
     assert GroupResult.unpacked(packed, group=result.group, task=result.task) == result
     assert (result.oldest_version, result.newest_version) == (4, 6)
+
+
+def test_a_result_of_which_a_grader_said_half_a_character_is_kept(result: GroupResult) -> None:
+    said = replace(result, ungraded=(Score.ungraded("it read \ud83d"),))
+    unpacked = GroupResult.unpacked(said.packed(), group=result.group, task=result.task)
+    assert unpacked.ungraded[0].detail == "it read ?"
 
 
 @pytest.mark.parametrize(

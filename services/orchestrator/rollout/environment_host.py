@@ -78,8 +78,17 @@ class EnvironmentHost:
 
     def reply(self, message: dict[str, Any]) -> None:
         """Write one line."""
-        self._replies.write(json.dumps(message).encode() + b"\n")
-        self._replies.flush()
+        _write(self._replies, message)
+
+
+def _write(replies: BinaryIO, message: dict[str, Any]) -> None:
+    """Write one line of JSON.
+
+    Half of a surrogate pair, as in what a model wrote, becomes a question mark: the ledger could
+    not hold it.
+    """
+    replies.write(json.dumps(message, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
+    replies.flush()
 
 
 def _reason(error: BaseException) -> str:
@@ -145,9 +154,7 @@ def serve(name: str, replies: BinaryIO) -> None:
         rollout = load_rollout(name)
         import_module("services.orchestrator.rollout.policy_client")  # once, not in each worker
     except BaseException as error:  # noqa: BLE001  a user's file may raise anything
-        message = {"error": f"{type(error).__name__}: {error}"[:_SHOWN]}
-        replies.write(json.dumps(message).encode() + b"\n")
-        replies.flush()
+        _write(replies, {"error": f"{type(error).__name__}: {error}"[:_SHOWN]})
         return
     code = 0
     while code != _NO_ORDERS:

@@ -161,7 +161,8 @@ class RunDirectory:
 
     def write_error(self, trace: str) -> None:
         """Write `error.txt`."""
-        self.error.write_text(trace, encoding="utf-8")
+        # Half of a surrogate pair in a message cannot be written otherwise.
+        self.error.write_text(trace, encoding="utf-8", errors="backslashreplace")
 
     def draw_learning_curve(self) -> None:
         """Draw mean reward and pass rates of held-out sets against train steps."""

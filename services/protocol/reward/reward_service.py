@@ -5,6 +5,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from services.protocol.reward.grader import AnyGrader
+from services.protocol.text_file import encodable
 
 
 class Verdict(StrEnum):
@@ -150,6 +151,11 @@ class Score:
     refused: bool = False
     returns: tuple[tuple[int, float], ...] = ()
     cause: str = ""
+
+    def __post_init__(self) -> None:
+        """Keep half of a surrogate pair, which a model or a user's grader wrote, out of `detail`:
+        neither the ledger nor JSON can hold it."""
+        object.__setattr__(self, "detail", encodable(self.detail))
 
     @classmethod
     def ungraded(
