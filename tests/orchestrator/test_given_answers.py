@@ -96,6 +96,22 @@ async def test_a_run_that_is_stopped_in_or_after_its_warm_up_goes_on_there(
     assert len(taken) == len(set(taken)), "one ledger: nothing is learned from twice"
 
 
+async def test_a_router_that_is_away_for_a_while_costs_no_given_answer(tmp_path: Path) -> None:
+    asked: list[None] = []
+
+    async def away_at_first(request: web.Request) -> web.Response:
+        asked.append(None)
+        return web.Response(status=503) if len(asked) <= 8 else await tokenize(request)
+
+    def away(app: web.Application) -> None:
+        app.router.add_post("/tokenize", away_at_first)
+
+    async with world(tmp_path, more_routes=away, rollout_retries=0) as cluster:
+        status = await run_to_end(cluster, config(tmp_path, weight=0.0, steps=1))
+    assert status.state is RunState.FINISHED, status.detail
+    assert status.failures == {}
+
+
 async def test_a_template_that_renders_a_prompt_otherwise_is_named(tmp_path: Path) -> None:
     async def other(request: web.Request) -> web.Response:
         body = await request.json()

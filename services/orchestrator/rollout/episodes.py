@@ -90,7 +90,6 @@ class EpisodeSampler:
         self._model = model
         self._run_id = run_id
         self._key = config.router_key
-        self._headers = key_header(self._key)
         self._player = player
         self._slots = asyncio.Semaphore(config.max_connections)
         self._running: set[asyncio.Task[RolloutFailed | None]] = set()
@@ -136,7 +135,7 @@ class EpisodeSampler:
     async def interrupt(self, request: RolloutRequest, min_version: int) -> int:
         """See `Sampler`; the next calls of its episodes wait, too."""
         assert self._http is not None
-        url, key = self._config.router_url, self._headers
+        url, key = self._config.router_url, key_header(self._key)
         stopped = await asyncio.gather(
             *(
                 interrupt_session(self._http, url, name, min_version=min_version, headers=key)
@@ -176,13 +175,14 @@ class EpisodeSampler:
     async def _recorded(
         self, request: RolloutRequest, index: int, deadline: float | None, arrived: Arrived
     ) -> RolloutFailed | None:
-        assert self._http is not None
         assert request.task is not None
-        sessions = SessionClient(self._http, self._config.router_url, self._headers)
+        sessions, longest_s = self._sessions, request.limits.longest_quiet_s
         settings = self._settings(request, index)
         metadata = {"rollout": request.session[-512:], "index": str(index)}
         offer = self._player.offer(settings, f"{request.session}/{index}")
-        session = await sessions.create(metadata, offer)
+        limits = replace(request.limits, total_s=_left(deadline))
+        session = await sessions.create(metadata, offer, timeout_s=limits.longest_quiet_s)
+        request.progressed()
         failure: RolloutFailed | None = None
         outcome: dict[str, Any] = {}
         self._open.setdefault(request.session, set()).add(session)
@@ -195,7 +195,8 @@ class EpisodeSampler:
                 failure = error
             if failure is not None and self._player.live:
                 return failure  # its user may still be talking, and `finish` would end that
-            played = await sessions.finish(session)
+            request.progressed()
+            played = await sessions.finish(session, timeout_s=longest_s)
         finally:
             self._close(request.session, session)
             await sessions.delete(session)
@@ -243,9 +244,7 @@ class EpisodeSampler:
     ) -> None:
         """Look at the episode's session now and then: a call that is open there, which the router
         ends by its own deadlines, or that is new is progress."""
-        assert self._http is not None
-        sessions = SessionClient(self._http, self._config.router_url, self._headers)
-        calls, offer = 0, "none"
+        sessions, calls, offer = self._sessions, 0, "none"
         while True:
             await asyncio.sleep(request.limits.progress_s / _LOOKS)
             try:
@@ -259,6 +258,11 @@ class EpisodeSampler:
                 calls, offer = made, seen.offer
                 progressed()
                 request.progressed()
+
+    @property
+    def _sessions(self) -> SessionClient:
+        assert self._http is not None, "use the sampler as an async context"
+        return SessionClient(self._http, self._config)
 
     def _close(self, rollout: str, session: str) -> None:
         self._open[rollout].discard(session)

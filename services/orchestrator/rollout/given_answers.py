@@ -1,5 +1,6 @@
 """Answers that a task file gives: they are learned from as they are, and nothing is sampled."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
@@ -7,11 +8,17 @@ import aiohttp
 from services.http.api_key import key_header
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.failures import one_line
-from services.orchestrator.rollout.rollout import Arrived, RolloutFailed, RolloutRequest
+from services.orchestrator.rollout.rollout import (
+    UNAVAILABLE,
+    Arrived,
+    RolloutFailed,
+    RolloutRequest,
+    RouterUnavailable,
+)
 from services.protocol.reward.reward_service import Score
 from services.protocol.trajectory import PolicySpan, Trajectory
+from services.retry import retrying
 
-_UNAVAILABLE = (429, 502, 503, 504)
 _TIMEOUT = aiohttp.ClientTimeout(total=30.0)
 REPLICA = "given"
 """Stands where a sampled token has its replica."""
@@ -72,20 +79,31 @@ class GivenAnswers:
     async def _tokens(
         self, request: RolloutRequest, more: list[dict[str, Any]], *, add_generation_prompt: bool
     ) -> list[int]:
-        assert self._http is not None, "use it as an async context"
         body = {
             "model": self._model,
             "messages": [*request.messages, *more],
             "add_generation_prompt": add_generation_prompt,
         }
+        return await retrying(
+            lambda: self._asked(body, request.trace),
+            on=RouterUnavailable,
+            pauses=self._config.pauses,
+            timeout_s=request.limits.longest_quiet_s,
+        )
+
+    async def _asked(self, body: dict[str, Any], trace: Mapping[str, str]) -> list[int]:
+        assert self._http is not None, "use it as an async context"
         url = f"{self._config.router_url}/tokenize"
         try:
-            async with self._http.post(url, json=body, headers=request.trace) as response:
+            async with self._http.post(url, json=body, headers=trace) as response:
                 if response.status == 200:
                     tokens: list[int] = (await response.json())["tokens"]
                     return tokens
-                problem = one_line(await response.text())
-                retryable = response.status in _UNAVAILABLE
-                raise RolloutFailed(f"http_{response.status}", problem, retryable=retryable)
-        except (TimeoutError, aiohttp.ClientError, ValueError, KeyError) as error:
+                problem = one_line(await response.text(errors="replace"))
+                if response.status in UNAVAILABLE:
+                    raise RouterUnavailable(f"http_{response.status}", problem)
+                raise RolloutFailed(f"http_{response.status}", problem, retryable=False)
+        except (TimeoutError, aiohttp.ClientError) as error:
+            raise RouterUnavailable("connection", one_line(repr(error))) from error
+        except (ValueError, KeyError) as error:
             raise RolloutFailed("connection", one_line(repr(error))) from error

@@ -7,7 +7,6 @@ from typing import Any
 
 import aiohttp
 
-from services.http.api_key import key_header
 from services.observability.log import Log
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.rollout.rollout import RolloutFailed
@@ -40,9 +39,7 @@ class OutsideAgents:
     async def start(self) -> None:
         """Begin to look for sessions that agents have finished."""
         self._http = aiohttp.ClientSession()
-        self._sessions = SessionClient(
-            self._http, self._config.router_url, key_header(self._config.router_key)
-        )
+        self._sessions = SessionClient(self._http, self._config)
         watch = self._watch(self._sessions)
         self._watcher = asyncio.create_task(watch, name="finished_sessions")
 

@@ -28,7 +28,8 @@ from services.protocol.run.task import Task
 from services.protocol.trajectory import Trajectory
 from services.retry import retrying
 
-_UNAVAILABLE = (429, 502, 503, 504)
+UNAVAILABLE = (429, 502, 503, 504)
+"""HTTP statuses of a router that is away or full."""
 _FULL = "http_429"
 WHOLE_DISTRIBUTION = {
     "top_p": 1.0,
@@ -86,7 +87,7 @@ class RolloutFailed(RuntimeError):
         self.retryable = retryable
 
 
-class _Unavailable(RolloutFailed):
+class RouterUnavailable(RolloutFailed):
     """The router is away or full: ask again until the deadline."""
 
 
@@ -182,7 +183,7 @@ class RolloutClient:
                     progressed()
                     request.progressed()
 
-                def failed(error: _Unavailable, _: float) -> None:
+                def failed(error: RouterUnavailable, _: float) -> None:
                     nonlocal last
                     last = f", last: {error}"
                     if error.reason == _FULL:  # it answers others meanwhile
@@ -190,7 +191,7 @@ class RolloutClient:
 
                 await retrying(
                     lambda: self._attempt(request, arrived, heard),
-                    on=_Unavailable,
+                    on=RouterUnavailable,
                     pauses=self._config.pauses,
                     failed=failed,
                 )
@@ -224,7 +225,7 @@ class RolloutClient:
                     arrived(index, trajectory)
         except aiohttp.ClientError as error:  # away, or what answers there is no HTTP
             # A choice that has arrived is the caller's: the group cannot begin again.
-            failure = RolloutFailed if seen else _Unavailable
+            failure = RolloutFailed if seen else RouterUnavailable
             raise failure("connection", repr(error)) from error
         if len(seen) != request.n:
             raise RolloutFailed("incomplete", f"{len(seen)} of {request.n} choices came")
@@ -254,15 +255,15 @@ def _message(text: str) -> str:
 
 def _refusal(status: int, text: str) -> RolloutFailed:
     detail = _message(text)
-    if status in _UNAVAILABLE:
-        return _Unavailable(f"http_{status}", detail)
+    if status in UNAVAILABLE:
+        return RouterUnavailable(f"http_{status}", detail)
     return RolloutFailed(f"http_{status}", detail, retryable=status >= 500)
 
 
 def _failure(error: Any, detail: str) -> RolloutFailed:
     """An error inside of a stream, which may have begun while the request was still waiting."""
     code = error.get("code") if isinstance(error, dict) else None
-    if isinstance(code, int) and 400 <= code < 500 and code not in _UNAVAILABLE:
+    if isinstance(code, int) and 400 <= code < 500 and code not in UNAVAILABLE:
         return RolloutFailed(f"http_{code}", detail, retryable=False)
     return RolloutFailed("error_event", detail)
 

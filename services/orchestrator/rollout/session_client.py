@@ -6,8 +6,10 @@ from typing import Any
 import aiohttp
 from pydantic import ValidationError
 
+from services.http.api_key import key_header
+from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.failures import one_line
-from services.orchestrator.rollout.rollout import RolloutFailed
+from services.orchestrator.rollout.rollout import UNAVAILABLE, RolloutFailed, RouterUnavailable
 from services.protocol.session import (
     SessionFields,
     SessionList,
@@ -16,6 +18,7 @@ from services.protocol.session import (
     SessionTrajectory,
 )
 from services.protocol.trajectory import Trajectory
+from services.retry import retrying
 
 _ANSWER_S = 30.0
 
@@ -38,15 +41,28 @@ class FinishedEpisode:
 
 
 class SessionClient:
-    """Creates, closes and deletes sessions; every call has a deadline."""
+    """Creates, closes and deletes sessions; every call has a deadline.
 
-    def __init__(self, http: aiohttp.ClientSession, url: str, headers: dict[str, str]) -> None:
-        self._http = http
-        self._url = f"{url}/v1/sessions"
-        self._headers = headers
+    What an episode cannot do without is asked again while the router is away or full.
+    """
 
-    async def create(self, metadata: dict[str, str], offer: SessionOffer | None = None) -> str:
+    def __init__(self, http: aiohttp.ClientSession, config: OrchestratorConfig) -> None:
+        self._http, self._config = http, config
+        self._url = f"{config.router_url}/v1/sessions"
+        self._headers = key_header(config.router_key)
+
+    async def create(
+        self, metadata: dict[str, str], offer: SessionOffer | None = None, *, timeout_s: float
+    ) -> str:
         """A new session's id; with an offer agents outside can take it.
+
+        A session whose id got lost on its way is found again by the offer's key; without one
+        the router expires it.
+
+        Args:
+            metadata: what it is for.
+            offer: what agents are told.
+            timeout_s: how long a router that is away is asked again.
 
         Raises:
             RolloutFailed: the router does not make one.
@@ -54,17 +70,17 @@ class SessionClient:
         body: dict[str, Any] = {"metadata": metadata}
         if offer is not None:
             body["offer"] = offer.model_dump(mode="json")
-        answer = await self._call("POST", "", body)
+        answer = await self._asked("POST", "", body, timeout_s)
         return str(answer["id"])
 
-    async def finish(self, session: str) -> "FinishedEpisode":
-        """Close a session.
+    async def finish(self, session: str, *, timeout_s: float) -> "FinishedEpisode":
+        """Close a session; a router that is away is asked again for `timeout_s`.
 
         Raises:
-            RolloutFailed: the router does not have it any more.
+            RolloutFailed: the router does not have it any more, or stays away.
         """
-        await self._call("POST", f"/{session}/finish", {})
-        answer = await self._call("GET", f"/{session}", None)
+        await self._asked("POST", f"/{session}/finish", {}, timeout_s)
+        answer = await self._asked("GET", f"/{session}", None, timeout_s)
         try:
             all_of_them = (SessionTrajectory.model_validate(one) for one in answer["trajectories"])
             # What the policy sampled has its mask in one of them, and only there.
@@ -110,6 +126,17 @@ class SessionClient:
         except RolloutFailed:
             return
 
+    async def _asked(
+        self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float
+    ) -> Any:
+        """The answer to a call that changes nothing when it is made again."""
+        return await retrying(
+            lambda: self._call(method, path, body),
+            on=RouterUnavailable,
+            pauses=self._config.pauses,
+            timeout_s=timeout_s,
+        )
+
     async def _call(
         self, method: str, path: str, body: dict[str, Any] | None, *, extra_s: float = 0.0
     ) -> Any:
@@ -122,8 +149,12 @@ class SessionClient:
                 timeout=aiohttp.ClientTimeout(total=_ANSWER_S + extra_s),
             ) as response:
                 if response.status != 200:
-                    reason = f"session_http_{response.status}"
-                    raise RolloutFailed(reason, one_line(await response.text()))
+                    problem = one_line(await response.text(errors="replace"))
+                    away = response.status in UNAVAILABLE
+                    failure = RouterUnavailable if away else RolloutFailed
+                    raise failure(f"session_http_{response.status}", problem)
                 return await response.json()
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise RouterUnavailable("connection", one_line(repr(error))) from error
+        except ValueError as error:
             raise RolloutFailed("connection", one_line(repr(error))) from error
