@@ -1,32 +1,80 @@
 """The OpenAI client that an environment gets: the policy being trained, and nothing else."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from itertools import count
+from typing import Any, Self
+from urllib.parse import urlsplit
 
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from openai._models import FinalRequestOptions
 
+from services.protocol.errors import InvalidInput
+
 _RETRIES = 10
-_ANSWERS = ("/chat/completions", "/completions")
+_CHAT = ("max_tokens", "max_completion_tokens")
+_LIMITS = {
+    "/chat/completions": _CHAT,
+    "/completions": _CHAT,
+    "/responses": ("max_output_tokens",),
+}
+"""Paths of calls that the policy answers, each with the names of its bound of the answer; the
+first one is sent."""
+
+_NOT_SET = ("/messages", "/generate", "/invocations", "/chat/completions/tokens")
+"""Paths by which the router answers, too, and whose sampling is not set here."""
 
 
 class _PolicyClient(AsyncOpenAI):
-    """Sets the fields that the trainer relies on in every request of the environment."""
+    """Sets the fields that the trainer relies on in every request of the environment.
+
+    Attributes:
+        calls: what it sets.
+        seeds: of the next calls, of all copies of a client together.
+    """
 
     calls: "PolicyCalls"
-    seed: int
+    seeds: Iterator[int]
 
     async def request(self, cast_to: Any, options: FinalRequestOptions, **more: Any) -> Any:
-        """Once for each call: what the client sends again by itself has the same seed."""
-        body = options.json_data
-        if options.url in _ANSWERS and isinstance(body, dict):
-            limits = ("max_completion_tokens", "max_tokens")
-            asked = [tokens for name in limits if (tokens := body.get(name))]
-            kept = {name: value for name, value in body.items() if name not in limits}
-            fewest = min([self.calls.max_tokens, *asked])
-            options.json_data = kept | self.calls.fixed | {"max_tokens": fewest, "seed": self.seed}
-            self.seed = (self.seed + 1) % 2**31  # the same call again is another sample
+        """Once for each call: what the client sends again by itself has the same seed.
+
+        Raises:
+            InvalidInput: the policy would answer with sampling that the run has not set.
+        """
+        path = "/" + urlsplit(options.url).path.strip("/").removeprefix("v1/")
+        if options.method.lower() == "post":
+            if path in _LIMITS:
+                options.json_data = self._set(options, _LIMITS[path])
+                options.extra_json = None  # it would go over what is set
+            elif path.endswith(_NOT_SET):
+                raise _not_set(path)
         return await super().request(cast_to, options, **more)
+
+    def _set(self, options: FinalRequestOptions, limits: tuple[str, ...]) -> dict[str, Any]:
+        """The body of a call, with the run's settings in place of its own."""
+        if not isinstance(options.json_data, dict):
+            raise _not_set(options.url)
+        body = options.json_data | dict(options.extra_json or {})
+        asked = [tokens for name in limits if (tokens := body.pop(name, None))]
+        bound = {limits[0]: min([self.calls.max_tokens, *asked])}
+        return body | self.calls.fixed | bound | {"seed": next(self.seeds) % 2**31}
+
+    def copy(self, **changes: Any) -> Self:
+        """A client with other options, whose calls have the same settings."""
+        copied = super().copy(**changes)
+        copied.calls, copied.seeds = self.calls, self.seeds
+        return copied
+
+    with_options = copy
+
+
+def _not_set(url: str) -> InvalidInput:
+    fix = (
+        "The run cannot set the sampling of this call, and the trainer could not learn from its "
+        "answer: use client.chat.completions, client.completions or client.responses."
+    )
+    return InvalidInput("url", url, fix)
 
 
 def connections() -> DefaultAsyncHttpxClient:
@@ -45,7 +93,7 @@ class PolicyCalls:
         fixed: body fields that no call can change, such as temperature and model: the logprobs
             must be those that the trainer computes.
         max_tokens: bound of each answer.
-        seed: of the first answer.
+        seed: of the first answer; each later one has the next.
         timeout_s: of each call, seconds; None: the router's deadlines end it.
     """
 
@@ -68,5 +116,5 @@ def policy_client(http: DefaultAsyncHttpxClient, calls: PolicyCalls) -> AsyncOpe
         max_retries=_RETRIES,
         http_client=http,
     )
-    client.calls, client.seed = calls, calls.seed
+    client.calls, client.seeds = calls, count(calls.seed)
     return client
