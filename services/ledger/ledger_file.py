@@ -122,14 +122,18 @@ class LedgerFile:
         """Of the file, as SQLite names it."""
         return str(self._file.execute("PRAGMA journal_mode").fetchone()[0])
 
+    def look_taken(self) -> bool:
+        """Look whether another process took the file over, which no transaction may have met."""
+        self.taken = self.taken or self._newest_writer() != self._writer
+        return self.taken
+
     def _newest_writer(self) -> int:
         return int(self._file.execute("PRAGMA user_version").fetchone()[0])
 
     def _check_writer(self) -> None:
         """Within a transaction of the file: nobody else can take over before its end."""
-        if self._newest_writer() == self._writer:
+        if not self.look_taken():
             return
-        self.taken = True
         self._file.execute("ROLLBACK")
         raise LedgerTaken(
             f"{self._path} has another writer: {named(holder_of(self._path))}. This process was "

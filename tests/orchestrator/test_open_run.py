@@ -147,6 +147,21 @@ async def test_a_run_that_another_orchestrator_took_over_fails_and_stays_the_oth
         assert status.state is RunState.FAILED
         assert status.detail.startswith(f"{path} has another writer")
         assert note.text is not None, "it is the other's note"
+        assert None not in cluster.bus.lags, "so is the staleness bound"
+
+
+async def test_a_run_that_is_taken_over_in_a_train_step_leaves_the_staleness_bound(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path, stop_timeout_s=0.1) as cluster:
+        cluster.trainer.hold = asyncio.Event()
+        runs = orchestrator(cluster, Note())
+        started = await runs.start(RunRequest(config=cluster.run_config(steps=STEPS)))
+        async with asyncio.timeout(300):
+            await cluster.trainer.entered.wait()
+        with closing(Ledger(Path(started.run_dir) / LEDGER_FILE)):
+            await runs.close()
+        assert cluster.bus.lags == [0]
 
 
 async def waiting(runs: Runs, run_id: str) -> RunStatus:

@@ -4,6 +4,7 @@ A run that broke on a full disk breaks here again; it must still be seen to have
 """
 
 import asyncio
+import sqlite3
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,9 +50,17 @@ class RunEnding:
             self._progress.saved_step = report.saved_step
 
     async def release_replicas(self) -> None:
-        """Take the run's staleness bound off the rollout servers."""
+        """Take the run's staleness bound off the rollout servers, unless the run goes on: then it
+        is that of the orchestrator that took the run over."""
         with self._part("lag_bound"):
-            await self._fleet.bound_lag(None, _RELEASE_S)
+            if not self._is_taken():
+                await self._fleet.bound_lag(None, _RELEASE_S)
+
+    def _is_taken(self) -> bool:
+        try:
+            return self._ledger.look_taken()
+        except sqlite3.Error:  # a damaged file, with which nobody goes on
+            return self._ledger.taken
 
     async def close_record(self) -> None:
         """Write all records of steps and groups to their files."""
