@@ -59,7 +59,7 @@ class OrchestratorConfig(StrictModel):
             `base_url`), to which the orchestrator then shows its own keys for trackers. Off,
             because every client that may start runs could have them sent to its own server.
         teachers: models that run files may name as a teacher, by name.
-        max_connections: open connections to the router; also episodes at a time.
+        max_connections: rollouts at the router at a time, of groups or episodes; others wait.
         rollout_retries: further attempts at a sample group whose rollout failed.
         backoff_s: first pause before a peer that is not ready is asked again, seconds;
             doubled each time up to `backoff_max_s`.

@@ -10,7 +10,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from services.orchestrator.config import OrchestratorConfig
-from services.orchestrator.rollout.limits import RolloutLimits
+from services.orchestrator.rollout import rollout
+from services.orchestrator.rollout.limits import RolloutLimits, limited
 from services.orchestrator.rollout.rollout import (
     RolloutClient,
     RolloutFailed,
@@ -49,7 +50,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 @asynccontextmanager
-async def answering(*pieces: bytes, status: int = 200, before=None):
+async def answering(*pieces: bytes, status: int = 200, before=None, **settings: int):
     """A client of a server that sends these pieces one after the other."""
     got: list[tuple[dict, str]] = []
 
@@ -69,7 +70,10 @@ async def answering(*pieces: bytes, status: int = 200, before=None):
     server = TestServer(app)
     await server.start_server()
     config = OrchestratorConfig(
-        router_url=f"http://127.0.0.1:{server.port}", backoff_s=0.01, backoff_max_s=0.02
+        router_url=f"http://127.0.0.1:{server.port}",
+        backoff_s=0.01,
+        backoff_max_s=0.02,
+        **settings,
     )
     try:
         async with RolloutClient(config, model="tiny") as client:
@@ -258,6 +262,34 @@ async def test_an_answer_that_makes_no_progress_is_given_up() -> None:
             with pytest.raises(RolloutFailed) as failure:
                 await sample(client, request)
     assert str(failure.value) == "no_progress: no progress for 0.1 s"
+
+
+async def test_no_limit_of_a_group_begins_before_it_has_its_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun: list[RolloutLimits] = []
+    first, over = asyncio.Event(), asyncio.Event()
+
+    @asynccontextmanager
+    async def noted(limits: RolloutLimits):
+        begun.append(limits)
+        async with limited(limits) as progressed:
+            yield progressed
+
+    async def hold(_: int) -> None:
+        first.set()
+        await over.wait()
+
+    monkeypatch.setattr(rollout, "limited", noted)
+    pieces = event(0), event(1), DONE
+    async with answering(*pieces, before=hold, max_connections=1) as (client, _):
+        groups = [asyncio.create_task(sample(client)) for _ in range(2)]
+        async with asyncio.timeout(300):
+            await first.wait()
+            assert len(begun) == 1
+            over.set()
+            await asyncio.gather(*groups)
+    assert len(begun) == 2
 
 
 async def test_a_full_router_is_asked_again_for_as_long_as_it_takes_and_one_away_is_not() -> None:

@@ -1,5 +1,6 @@
 """One sample group is one streaming request to the router."""
 
+import asyncio
 import hashlib
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -151,12 +152,14 @@ class RolloutClient:
         self._config = config
         self._model = model
         self._key = key_header(config.router_key)
+        self._places = asyncio.Semaphore(config.max_connections)
         self._http: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> "RolloutClient":
         """Open the connection pool."""
         self._http = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=self._config.max_connections),
+            # `_places` bounds the rollouts, and an interruption waits for none of them.
+            connector=aiohttp.TCPConnector(limit=0),
             # The deadline of a rollout is its own; here only a dead host is given up.
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0),
         )
@@ -177,7 +180,8 @@ class RolloutClient:
         """
         last = ""
         try:
-            async with limited(request.limits) as progressed:
+            # The wait for a connection, while other groups have them all, is no part of them.
+            async with self._places, limited(request.limits) as progressed:
 
                 def heard() -> None:
                     progressed()
