@@ -11,8 +11,10 @@ import pytest
 from aiohttp import web
 
 from services.ledger.ledger import Ledger
+from services.orchestrator.core.results import GroupResult
 from services.orchestrator.lifecycle.run import Run
 from services.orchestrator.lifecycle.runs import Runs
+from services.orchestrator.rollout.rollout import Arrived, RolloutClient, RolloutRequest
 from services.protocol.run.orchestrator import RunRequest, RunState, RunStatus
 from tests.orchestrator.fakes import metric_lines, run_to_end, trajectories, world
 
@@ -81,6 +83,36 @@ async def test_no_trajectory_is_trained_above_max_staleness(
         assert max(line["staleness_max"] for line in metric_lines(status)) == max(staleness)
         if on_stale == "wait":
             assert status.ledger.expired == 0
+
+
+async def test_an_answer_that_comes_as_its_group_is_closed_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, result: GroupResult
+) -> None:
+    rolling = asyncio.Event()
+
+    async def late(_: RolloutClient, request: RolloutRequest, arrived: Arrived) -> None:
+        """As an episode whose last wait was over already."""
+        if "evaluation" in request.session:
+            return
+        rolling.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            arrived(0, result.graded[0].trajectory)
+
+    monkeypatch.setattr(RolloutClient, "sample", late)
+    async with world(tmp_path) as cluster:
+        runs = Runs(cluster.config, lambda: cluster.peers)
+        status = await runs.start(RunRequest(config=cluster.run_config()))
+        async with asyncio.timeout(300):
+            await rolling.wait()
+        groups = runs.active(status.run_id)._loop._groups
+        task = groups._rolling[1].task
+        groups.close(1, "expired", reason="stale")
+        await asyncio.wait({task})
+        assert groups.defect is None
+        assert task.cancelled()
+        await runs.close()
 
 
 async def test_one_step_off_really_overlaps_rollout_and_training(tmp_path: Path) -> None:

@@ -240,6 +240,8 @@ class Attempts:
         )
 
         def arrived(index: int, trajectory: Trajectory, score: Score | None = None, /) -> None:
+            if rolling.answers is not answers:
+                return  # an episode that ended as the attempt was given up
             tokens = answers.add(index, trajectory, score)
             arrivals.append((time.time(), trajectory))
             progress.tokens_arrived += tokens

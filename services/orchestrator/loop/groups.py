@@ -151,6 +151,7 @@ class Groups:
                 self._rolled_out(group, rolling, None)
                 if not self._may_retry(group, failure, retries_left):
                     return
+        rolling.answers = None  # what still arrives is late
                 version = self._context.fleet.live_version
                 group = self._book.restart(group, version, reason=failure.reason)
             else:
