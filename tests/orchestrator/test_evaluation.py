@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from services.orchestrator.evaluation.evaluation import Evaluator, pass_at_k, pass_rates
+from services.orchestrator.lifecycle.runs import Runs
 from services.orchestrator.rollout.rollout import Arrived, RolloutClient, RolloutRequest
 from services.orchestrator.run_folder.run_directory import RunDirectory
 from services.protocol.errors import InvalidInput
-from services.protocol.run.orchestrator import RunConfig, RunState, RunStatus
+from services.protocol.run.orchestrator import RunConfig, RunRequest, RunState, RunStatus
 from services.protocol.train_batch import TrainBatch
 from services.protocol.trainer import TrainReport
 from services.protocol.trajectory import Trajectory
@@ -97,6 +98,27 @@ async def test_each_set_has_its_own_interval_samples_temperature_and_results(
             if asked.body["messages"][0]["content"].startswith("hard")
         ]
         assert {(a.body["n"], a.body["temperature"]) for a in asked} == {(4, 0.6)}
+
+
+async def test_a_set_that_was_not_measured_before_a_kill_is_measured_before_training(
+    tmp_path: Path,
+) -> None:
+    async def never(asked: Asked, index: int) -> None:
+        if asked.body["messages"][0]["content"].startswith("hard"):
+            await asyncio.Event().wait()
+
+    async with world(tmp_path) as cluster:
+        config, runs = two_sets(cluster, {}, steps=1), Runs(cluster.config, lambda: cluster.peers)
+        cluster.router.hold = never
+        run_id = (await runs.start(RunRequest(config=config))).run_id
+        async with asyncio.timeout(300):
+            while not runs.get(run_id).status().evaluations:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        await runs.close()
+        cluster.router.hold = None
+        status = await run_to_end(cluster, config, resume=run_id)
+        measured = RunDirectory(status.run_dir).evaluations()
+        assert [one.name for one in measured if one.step == 0] == ["heldout", "hard"]
 
 
 async def trained_with(folder: Path, *, every: int) -> tuple[RunStatus, list[str]]:

@@ -99,6 +99,26 @@ async def test_the_next_orchestrator_offers_unfinished_episodes_by_the_same_keys
     assert offered[0] == offered[1]
 
 
+async def test_a_run_stays_paused_until_a_client_wants_it_to_go_on(tmp_path: Path) -> None:
+    note = Note()
+    async with world(tmp_path) as cluster:
+        config, before = cluster.run_config(steps=STEPS), orchestrator(cluster, note)
+        run_id = (await before.start(RunRequest(config=config))).run_id
+        before.active(run_id).pause()
+        await before.close()
+        after = orchestrator(cluster, note)
+        await after.resume_open_run()
+        async with asyncio.timeout(300):
+            while after.get(run_id).status().state is not RunState.PAUSED:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        await after.stop(run_id)
+        by_hand = orchestrator(cluster, note)
+        await by_hand.start(RunRequest(config=config, resume=run_id))
+        async with asyncio.timeout(300):
+            status = await by_hand.ended(run_id)
+        assert (status.state, status.step) == (RunState.FINISHED, STEPS)
+
+
 async def test_a_run_whose_orchestrator_died_elsewhere_comes_back_when_its_lease_ran_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,17 +95,23 @@ class HeldOut:
         step = self._progress.step
         return all(one and one.step == step and one.pass_rate is not None for one in newest)
 
-    async def measure(self, when: str) -> None:
-        """Measure every set now, in place of training; `when` is for people."""
+    async def measure(self, when: str, *, again: bool = True) -> None:
+        """Measure the sets now, in place of training.
+
+        Args:
+            when: for people.
+            again: also those that have a result, as from before the run was resumed.
+        """
         progress = self._progress
-        if not self._sets:
+        names = [name for name in self._sets if again or name not in progress.evaluations]
+        if not names:
             return
         if self._running:
             await asyncio.wait(list(self._running.values()))  # each request has its deadline
-        state, tasks = progress.state, sum(len(tasks) for _, tasks in self._sets.values())
+        state, tasks = progress.state, sum(len(self._sets[name][1]) for name in names)
         progress.enter(RunState.EVALUATING, f"{tasks} held-out tasks {when}")
         async with asyncio.TaskGroup() as group:
-            for name in self._sets:
+            for name in names:
                 group.create_task(self._measured(name, progress.step, when))
         progress.enter(state, progress.detail)
 

@@ -140,7 +140,11 @@ class Run:
         return status
 
     def pause(self, paused: bool = True) -> None:
-        """Admit no sample group and begin no train step until `unpause`; rollouts end as usual."""
+        """Admit no sample group and begin no train step until `unpause`; rollouts end as usual.
+
+        The next orchestrator goes on with a run as it was, paused or not.
+        """
+        self._book.ledger.note(paused=paused)
         self.progress.paused = paused
         RunMetrics.paused.set(float(paused), self._context.tags)
         self._context.changes.notify()
@@ -198,6 +202,8 @@ class Run:
                 file_system=self._book.ledger.file_system.kind,
                 journal_mode=self._book.ledger.journal_mode,
             )
+            if self.progress.paused:
+                RunMetrics.paused.set(1.0, self._context.tags)
             work = asyncio.create_task(self._work(), name="run")
             stop = asyncio.create_task(self._stop.wait(), name="run-stop")
             try:
@@ -278,8 +284,8 @@ class Run:
         if self._teacher is not None:
             progress.detail = "waiting for the teacher"
             await self._teacher.check()
-        if not progress.step and not progress.evaluations:
-            await heldout.measure("before training")
+        if not progress.step:
+            await heldout.measure("before training", again=False)
         progress.enter(RunState.TRAINING, "admitting sample groups")
         progress.measure_rate()
         ending = await self._loop.run()
@@ -307,6 +313,7 @@ def _remembered(run_id: str, run: RunConfig, ledger: Ledger, directory: RunDirec
         tokens_evaluated=ledger.tokens_evaluated(),
         recoveries=ledger.fact("recoveries", 0),
         elapsed_before_s=ledger.fact("elapsed_s", 0.0),
+        paused=ledger.fact("paused", False),
         lengths=LengthBias(settled_after=settled_after),
         failures=Failures(counts=Counter(ledger.reasons("failed")), example=example),
     )

@@ -91,6 +91,8 @@ class Runs:
         async with self._starting:
             self._refuse_second()
             started = await self._begin(request)
+            if started.progress.paused:  # before it was resumed, and now a client wants it to run
+                started.unpause()
             if self._open_run is not None:
                 await self._open_run.begin(request, started.progress.run_id)
             return started.status()
