@@ -1,6 +1,7 @@
 """What was sampled and scored survives `kill -9` of the orchestrator."""
 
 import asyncio
+import json
 import multiprocessing
 import sqlite3
 from dataclasses import replace
@@ -158,6 +159,21 @@ async def test_a_result_that_cannot_be_read_is_sampled_again(waiting) -> None:
     assert end.state is RunState.FINISHED, end.detail
     attempts = {row["group_id"]: row["attempts"] for row in rows(end.run_dir)}
     assert [attempts[group] for group in (1, 2, 3, 4)] == [1, 2, 1, 1]
+
+
+async def test_a_task_that_is_gone_is_named_with_what_to_do(waiting) -> None:
+    cluster, config, status = waiting
+    (late,) = (row for row in rows(status.run_dir) if row["group_id"] == _LATE)
+    left = [
+        line
+        for line in cluster.task_file.read_text().splitlines()
+        if json.loads(line)["task_id"] != late["task_id"]
+    ]
+    cluster.task_file.write_text("\n".join(left))
+    end = await run_to_end(cluster, config, resume=status.run_id)
+    assert end.state is RunState.FAILED
+    assert f"'{late['task_id']}' is not usable. Sample group {_LATE} of the run" in end.detail
+    assert f"`--branch {status.run_id}`" in end.detail
 
 
 def test_a_result_is_kept_bit_by_bit(result: GroupResult) -> None:

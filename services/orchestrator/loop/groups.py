@@ -18,6 +18,7 @@ from services.orchestrator.observers.run_record import RunRecord
 from services.orchestrator.rollout.outside_agents import OF_AGENTS
 from services.orchestrator.rollout.rollout import RolloutFailed, RolloutRequest
 from services.orchestrator.tasks.curriculum import PassRates
+from services.protocol.errors import InvalidInput
 from services.protocol.run.task import Task
 
 _log = Log("orchestrator")
@@ -62,12 +63,28 @@ class Groups:
 
         Returns:
             The other groups in flight, to be rolled out again.
+
+        Raises:
+            InvalidInput: the task of one of them is gone.
         """
         ledger = self._book.ledger
-        finished = ledger.finished()
-        groups = [group for group in ledger.in_flight() if group.group_id in finished]
+        finished, in_flight = ledger.finished(), ledger.in_flight()
+        for group in in_flight:
+            self._check_task(group)
+        groups = [group for group in in_flight if group.group_id in finished]
         restored = {group.group_id for group in groups if self._restore(group)}
         return [one for one in ledger.in_flight() if one.group_id not in restored]
+
+    def _check_task(self, group: LedgerGroup) -> None:
+        """Refuse a group whose row was taken out of the task file since it was admitted."""
+        task_id = group.prompt.task_id
+        if task_id not in self._tasks:
+            fix = (
+                f"Sample group {group.group_id} of the run is of this task, which no task file has "
+                "any more: put its row back, or begin a new run with this one's newest checkpoint "
+                f"(`--branch {self._progress.run_id}`)."
+            )
+            raise InvalidInput("task_id", task_id, fix)
 
     def _restore(self, group: LedgerGroup) -> bool:
         group_id, task = group.group_id, self._tasks[group.prompt.task_id]
@@ -134,6 +151,7 @@ class Groups:
             return  # A task that is done has updated the ledger, though `_ended` comes later.
         rolling.task.cancel()
         self._book.attempt_ended(group_id, oldest_version=None, tokens=rolling.tokens)
+        rolling.answers = None  # what still arrives is late
 
     def _ended(self, group_id: int, rolling: Attempt, task: asyncio.Task[None]) -> None:
         if self._rolling.get(group_id) is rolling:
@@ -151,7 +169,6 @@ class Groups:
                 self._rolled_out(group, rolling, None)
                 if not self._may_retry(group, failure, retries_left):
                     return
-        rolling.answers = None  # what still arrives is late
                 version = self._context.fleet.live_version
                 group = self._book.restart(group, version, reason=failure.reason)
             else:

@@ -187,6 +187,13 @@ class TaskTable(Mapping[str, Task]):
                 return self._streamed(place, row)
         raise KeyError(task_id)
 
+    def __contains__(self, task_id: object) -> bool:
+        """Whether there is such a task, without reading its row."""
+        if task_id in self._index:
+            return True
+        streams = self._streams.values()
+        return isinstance(task_id, str) and any(ids.row(task_id) is not None for ids in streams)
+
     def __iter__(self) -> Iterator[str]:
         return chain(self._index, *self._streams.values())
 
