@@ -30,7 +30,7 @@ def small_disk(cluster: World, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"algorithm": {"warmup_steps": 5}}, "algorithm.warmup_steps", "fewer"),
         ({"algorithm": {"minibatches": 17}}, "algorithm.minibatches", "at most"),
-        ({"algorithm": {"minibatches": 16}}, "batch_groups", "2 ranks without any"),
+        ({"algorithm": {"minibatches": 16}}, "batch_groups", "2 groups of ranks"),
         ({"algorithm": {"overlong_limit": 257}}, "algorithm.overlong_limit", "at most"),
         (
             {
@@ -73,6 +73,21 @@ async def test_what_cannot_go_well_is_refused_at_a_real_start(
         assert not cluster.run_root.exists()
 
 
+async def test_ranks_that_share_rows_need_trajectories_for_their_group_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world(tmp_path) as cluster:
+        state = cluster.trainer.state
+
+        async def of_eight_ranks_that_share_all_rows():
+            return replace(await state(), world_size=8, row_groups=1)
+
+        monkeypatch.setattr(cluster.trainer, "state", of_eight_ranks_that_share_all_rows)
+        config = cluster.run_config(steps=1, algorithm={"minibatches": 16})
+        status = await run_to_end(cluster, config)
+        assert status.state is RunState.FINISHED, status.detail
+
+
 async def test_rows_that_engines_and_trainer_would_score_apart_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,7 +122,7 @@ async def test_what_a_service_says_only_later_is_refused_before_the_first_rollou
         status = await run_to_end(cluster, config)
         assert status.state is RunState.FAILED
         assert "batch_groups" in status.detail
-        assert "2 ranks without any" in status.detail
+        assert "2 groups of ranks" in status.detail
         assert not cluster.router.asked
 
 
