@@ -90,7 +90,8 @@ class CriticConfig(StrictModel):
         value_clip: how far a value may move in one train step before its loss stops
             falling; None for no such bound.
         grad_clip: largest global gradient norm.
-        warmup_steps: first train steps of a run, in which only the critic learns.
+        warmup_steps: first train steps of a run, in which only the critic learns; not with
+            `cross_entropy.warmup_steps`.
     """
 
     learning_rate: float = Field(default=1e-5, gt=0, le=1)

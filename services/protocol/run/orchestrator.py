@@ -160,6 +160,13 @@ class RunConfig(StrictModel):
         if warmup and not given:
             fix = "No source of tasks has `given: true`: its answers are what is learned from."
             raise wrong_field("algorithm.cross_entropy.warmup_steps", warmup, fix)
+        if warmup and self.algorithm.critic.warmup_steps:
+            held = self.algorithm.critic.warmup_steps
+            fix = (
+                "The policy learns nothing in these steps, and cross_entropy.warmup_steps uses up "
+                "the given answers in the same ones: leave one of the two out."
+            )
+            raise wrong_field("algorithm.critic.warmup_steps", held, fix)
         for source in given:
             if not source.weight and not warmup:
                 fix = "Never taken: give it a weight, or algorithm.cross_entropy.warmup_steps."

@@ -124,7 +124,8 @@ class TrainStep:
             bad = self._accumulate(minibatch, work[index], number)
             if not self._update(optimizer_steps + self._updates.made, bad):
                 self._blame(work[index], bad)
-            if self._auxiliary_models.critic is not None:
+            # Given answers have no return. All ranks have the same count, so they agree.
+            if self._auxiliary_models.critic is not None and minibatch.tokens:
                 self._update_critic(self._auxiliary_models.critic, minibatch, work[index])
         return self._outcome(batch.minibatches)
 
