@@ -121,6 +121,31 @@ def test_a_teacher_and_given_answers_count_the_same_on_any_ranks(run, make_batch
     assert_same_weights(weights, expected)
 
 
+def test_a_teachers_advantage_is_that_of_the_proximal_policy_in_every_minibatch(
+    run, make_batch
+) -> None:
+    """Where the loss is, too, nothing is left for the behaviour logprobs to change."""
+    batch = make_batch(1, groups=4)
+    algorithm = {
+        "distillation": {"teacher": "large"},
+        "ratio_anchor": "proximal",
+        "mismatch_correction": "none",
+        "minibatches": 2,
+    }
+    _, expected = run(1, 100_000, taught(batch), **algorithm)
+    groups = []
+    for group in batch.groups:
+        members = []
+        for one in group.trajectories:
+            moved = tuple(value - 0.5 for value in one.trajectory.behaviour_logprobs)
+            trajectory = dataclasses.replace(one.trajectory, behaviour_logprobs=moved)
+            members.append(dataclasses.replace(one, trajectory=trajectory))
+        groups.append(dataclasses.replace(group, trajectories=tuple(members)))
+    moved_batch = dataclasses.replace(batch, groups=tuple(groups))
+    _, weights = run(1, 100_000, taught(moved_batch), **algorithm)
+    assert_same_weights(weights, expected)
+
+
 def given(batch: GroupBatch) -> GroupBatch:
     """The batch with all its answers given."""
     groups = [
