@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from services.orchestrator.checks.run_check import DeploymentFacts, problems
 from services.orchestrator.lifecycle.runs import Runs
+from services.orchestrator.tasks.task_table import TaskTable
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.router import RouterLoad
-from services.protocol.run.orchestrator import RunRequest, RunState
-from tests.orchestrator.fakes import World, run_to_end, world
+from services.protocol.run.orchestrator import RunConfig, RunRequest, RunState
+from tests.orchestrator.fakes import World, run_to_end, world, write_tasks
 
 LOAD = RouterLoad(
     replicas=2, full=0, in_flight=0, waiting=0, queued=0.0, kv_usage=None, max_choices=8
@@ -71,6 +73,16 @@ async def test_what_cannot_go_well_is_refused_at_a_real_start(
         assert fix in refused.value.fix
         assert runs.list() == []
         assert not cluster.run_root.exists()
+
+
+def test_an_episode_may_be_allowed_more_tokens_than_one_of_its_calls(tmp_path: Path) -> None:
+    tasks = write_tasks(tmp_path / "tasks.jsonl")
+    keys = {"name": "r", "model": "m", "steps": 1, "batch_groups": 1, "group_size": 2}
+    keys |= {"task_file": str(tasks), "algorithm": {"overlong_limit": 257}}
+    for environment, found in ((None, ["algorithm.overlong_limit"]), ("external", [])):
+        run = RunConfig.model_validate(keys | {"environment": environment})
+        told = problems(run, TaskTable(run), DeploymentFacts())
+        assert [one.field for one in told] == found
 
 
 async def test_ranks_that_share_rows_need_trajectories_for_their_group_only(

@@ -135,9 +135,10 @@ def _of_algorithm(run: RunConfig) -> Iterator[InvalidInput]:
     if algorithm.minibatches > trajectories(run):
         fix = f"A train step has {trajectories(run)} trajectories: at most that many."
         yield InvalidInput("algorithm.minibatches", algorithm.minibatches, fix)
-    if algorithm.overlong_limit is not None and algorithm.overlong_limit > longest:
+    limit = None if run.played_environments else algorithm.overlong_limit
+    if limit is not None and limit > longest:
         fix = f"No answer has more than sampling.max_tokens = {longest} tokens: at most that."
-        yield InvalidInput("algorithm.overlong_limit", algorithm.overlong_limit, fix)
+        yield InvalidInput("algorithm.overlong_limit", limit, fix)
 
 
 def _of_tasks(run: RunConfig, tasks: TaskTable) -> Iterator[InvalidInput]:

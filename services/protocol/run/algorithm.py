@@ -146,7 +146,8 @@ class AlgorithmConfig(StrictModel):
         least_graded: share of a group's trajectories that must have a reward; a group with fewer
             fails, since the baseline of a few is not that of the group.
         overlong_limit: tokens at which an answer's reward is lowered by 1 (DAPO's soft
-            punishment); None lowers none.
+            punishment): of an episode those that the policy sampled, in all calls together;
+            None lowers none.
         overlong_buffer: tokens before `overlong_limit` over which the penalty grows from 0 to 1.
         entropy_bonus: how much a nat of a token's entropy lowers its loss.
         router_aux_loss_coef: how much uneven use of a mixture's experts costs (Switch

@@ -119,8 +119,7 @@ class RunConfig(StrictModel):
         if self.algorithm.distillation is not None and self.sampling.temperature != 1:
             fix = "A teacher's logprobs are those at temperature 1: use it with distillation."
             raise wrong_field("sampling.temperature", self.sampling.temperature, fix)
-        taught = self.algorithm.distillation
-        played = [one for one in self.environments if one not in (None, GIVEN)]
+        taught, played = self.algorithm.distillation, self.played_environments
         if taught is not None and taught.context is not None and played:
             fix = (
                 f"The prompts of {played[0]} are its own: a context goes with single answers only."
@@ -213,6 +212,11 @@ class RunConfig(StrictModel):
         """Those of the environments that are code."""
         ours = (None, OUTSIDE, LIVE, GIVEN)
         return [name for name in self.environments if name not in ours]
+
+    @property
+    def played_environments(self) -> list[str]:
+        """Those in which a trajectory can hold several calls, and what tools wrote."""
+        return [name for name in self.environments if name not in (None, GIVEN)]
 
     @property
     def environments(self) -> list[str | None]:
