@@ -105,6 +105,18 @@ def test_a_loss_without_a_ratio_is_refused_where_nothing_corrects_it(
         run(algorithm={"loss": "reinforce", "minibatches": 2})
 
 
+IN_REWARD = {"coefficient": 0.1, "where": "reward", "estimator": "k1"}
+
+
+def test_masked_tokens_are_refused_where_an_answer_pays_for_all_its_tokens_at_once() -> None:
+    stream = {"preset": "stream"}
+    with pytest.raises(InvalidInput, match=r"schedule\.on_stale.*Masked tokens pay no KL"):
+        run(algorithm={"preset": "rloo", "kl": IN_REWARD}, schedule=stream)
+    assert run(algorithm={"preset": "reinforce_plus_plus", "kl": IN_REWARD}, schedule=stream)
+    assert run(algorithm={"preset": "rloo", "kl": {"coefficient": 0.1}}, schedule=stream)
+    assert run(algorithm={"preset": "rloo", "kl": IN_REWARD}, schedule={"on_stale": "drop"})
+
+
 @pytest.mark.parametrize("name", ALGORITHM_PRESETS)
 def test_a_preset_alone_makes_a_run_that_is_resolved_only_once(name: str) -> None:
     found = run(algorithm={"preset": name} | LEFT.get(name, {}))

@@ -11,6 +11,7 @@ from services.protocol.run.algorithm_preset import fill_in_run
 from services.protocol.run.determinism import unrepeatable
 from services.protocol.run.evaluation import DEFAULT_SET, Evaluation, EvaluationConfig
 from services.protocol.run.schedule import ScheduleConfig
+from services.protocol.run.stale_answers import uncorrected
 from services.protocol.run.task import (
     ENVIRONMENT,
     GIVEN,
@@ -115,7 +116,8 @@ class RunConfig(StrictModel):
                 "reinforce_plus_plus."
             )
             raise wrong_field("group_size", self.group_size, fix)
-        self._corrects_stale_data()
+        for field, value, fix in uncorrected(self.schedule, self.algorithm):
+            raise wrong_field(field, value, fix)
         if self.algorithm.distillation is not None and self.sampling.temperature != 1:
             fix = "A teacher's logprobs are those at temperature 1: use it with distillation."
             raise wrong_field("sampling.temperature", self.sampling.temperature, fix)
@@ -136,15 +138,6 @@ class RunConfig(StrictModel):
         if len(set(kinds)) < len(kinds):
             raise wrong_field("trackers", kinds, "Name each at most once.")
         return self
-
-    def _corrects_stale_data(self) -> None:
-        algorithm, oldest = self.algorithm, self.schedule.max_staleness
-        if algorithm.loss == "reinforce" and algorithm.ratio_anchor == "behaviour" and oldest:
-            fix = (
-                f"With schedule.max_staleness: {oldest} older weights sample some answers, and "
-                "reinforce has no ratio that corrects for them: set ratio_anchor: proximal."
-            )
-            raise wrong_field("algorithm.ratio_anchor", algorithm.ratio_anchor, fix)
 
     def _can_repeat(self) -> None:
         if self.determinism:
