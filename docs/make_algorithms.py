@@ -66,6 +66,8 @@ nodes. They run it only with `user_losses: true` in the trainer's `args`, becaus
 start runs may then run code there.
 """
 KEYS = """Keys are those of `algorithm`; `max_tokens` is `sampling.max_tokens`, the longest answer.
+Where the run or a source of tasks has an environment, `max_tokens` bounds each call, and no preset
+sets `overlong_limit` and `overlong_buffer`.
 A preset never sets the size of a batch, `minibatches` or `learning_rate`: these depend on the model
 and the machine.
 """

@@ -218,6 +218,7 @@ def _starting_trainer(*, failed_starts: int) -> TrainerState:
         step=0,
         policy_version=None,
         world_size=0,
+        row_groups=0,
         parameters=0,
         progress=RankProgress(phase="starting"),
         failed_starts=failed_starts,

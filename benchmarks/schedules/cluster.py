@@ -103,6 +103,7 @@ class Trainer:
             step=len(self.steps),
             policy_version=self._bus.newest,
             world_size=1,
+            row_groups=1,
             parameters=1,
         )
 

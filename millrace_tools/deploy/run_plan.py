@@ -145,7 +145,7 @@ class RunPlan:
                 models=(rollout.served_model_name,),
                 max_model_len=rollout.max_model_len,
                 max_choices=self.cluster.router.max_choices,
-                ranks=trainer.world_size,
+                row_groups=trainer.row_groups,
                 checkpoint_bytes=self.checkpoint_bytes,
                 checkpoints_kept=trainer.checkpoints_kept,
             )

@@ -165,6 +165,7 @@ class TrainerState:
         step: train steps done in that run.
         policy_version: version of the weights it holds, None before its first publish.
         world_size: number of FSDP2 ranks.
+        row_groups: number of groups of ranks, among which the rows of a batch are divided.
         parameters: parameters of the model.
         checkpoint_bytes: of one checkpoint, None where that is not known.
         checkpoints_kept: at a time, besides the one that is being written.
@@ -182,6 +183,7 @@ class TrainerState:
     step: int
     policy_version: int | None
     world_size: int
+    row_groups: int
     parameters: int
     checkpoint_bytes: int | None = None
     checkpoints_kept: int | None = None

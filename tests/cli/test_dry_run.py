@@ -137,7 +137,12 @@ def test_a_plan_shows_the_algorithm_as_it_was_resolved(
             "algorithm.minibatches: 9",
             "at most",
         ),
-        ("steps: 2", "steps: 2\nalgorithm: {minibatches: 4}", "batch_groups: 2", "2 ranks"),
+        (
+            "steps: 2",
+            "steps: 2\nalgorithm: {minibatches: 4}",
+            "batch_groups: 2",
+            "2 groups of ranks",
+        ),
         (
             "steps: 2",
             "steps: 2\nalgorithm: {overlong_limit: 900}",
@@ -167,6 +172,19 @@ def test_what_cannot_go_well_is_refused_by_field_value_and_fix(
     error = capsys.readouterr().err
     assert error.startswith(f"error: {file}: ")
     assert " -> " in error
+
+
+def test_ranks_that_share_rows_are_one_group_in_the_plan(
+    changed: Changed, laptop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = yaml.safe_load(laptop.read_text())
+    (trainer,) = (one["args"] for one in data["applications"] if one["name"] == "trainer")
+    trainer["context_parallel"] = 2
+    sharing = tmp_path / "sharing.yaml"
+    sharing.write_text(yaml.safe_dump(data))
+    file = changed("steps: 2", "steps: 2\nalgorithm: {minibatches: 4}")
+    main(["run", str(file), "--dry-run", "--deployment", str(sharing)])
+    assert "groups of ranks" not in capsys.readouterr().err
 
 
 def test_check_lets_a_run_file_through_that_the_deployment_can_run(

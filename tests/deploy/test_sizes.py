@@ -214,6 +214,16 @@ def test_each_setting_that_is_proposed_makes_the_model_fit(name: str, gpu_gib: f
         assert rank_gib(_training(name, **(training.trainer.model_dump() | changes))) <= gpu_gib
 
 
+@pytest.mark.parametrize("gpu_gib", [16, 24, 40])
+def test_nothing_is_proposed_that_muon_does_not_go_with(gpu_gib: float) -> None:
+    plain = _training("cluster.yaml", gradient_sync="last_micro_batch")
+    training = replace(plain, algorithm=AlgorithmConfig(optimizer="muon"))
+    proposed = remedies(training, gpu_gib)
+    assert proposed
+    keys = {part.partition(":")[0] for text in proposed for part in text.split(" with ")}
+    assert keys.isdisjoint({"lora", "offload"})
+
+
 def test_a_reference_and_a_critic_are_counted_with_the_run_that_needs_them() -> None:
     sizing = _sizing("cluster.yaml")
     plain = Training(shape=sizing.shape, trainer=sizing.trainer)

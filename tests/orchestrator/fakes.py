@@ -250,6 +250,7 @@ class FakeTrainer:
             step=self.step,
             policy_version=self.version,
             world_size=2,
+            row_groups=2,
             parameters=1,
             frontier=self.frontier,
             shares_devices=self.shares_devices,

@@ -42,6 +42,23 @@ def test_dapo_keeps_the_schedule_and_every_key_of_the_run_file() -> None:
     assert without.algorithm.overlong_limit is None
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"environment": "external"},
+        {"tasks": [{"file": "t", "environment": "/mine.py:play"}], "task_file": None},
+    ],
+)
+def test_no_preset_punishes_episodes_whose_calls_are_each_as_long_as_an_answer(
+    keys: dict[str, Any],
+) -> None:
+    found = run(algorithm={"preset": "dapo"}, **keys)
+    assert (found.algorithm.overlong_limit, found.algorithm.overlong_buffer) == (None, 0)
+    assert RunConfig.model_validate(found.model_dump(mode="json")) == found
+    mine = run(algorithm={"preset": "dapo", "overlong_limit": 100}, **keys)
+    assert mine.algorithm.overlong_limit == 100
+
+
 def test_dr_grpo_divides_by_the_longest_answer() -> None:
     assert run(algorithm={"preset": "dr_grpo"}).algorithm.fixed_length == 256
     mine = run(algorithm={"preset": "dr_grpo", "aggregation": "token_mean"}).algorithm
@@ -86,6 +103,18 @@ def test_a_loss_without_a_ratio_is_refused_where_nothing_corrects_it(
     assert run(algorithm=reinforce)
     with pytest.raises(InvalidInput, match=r"use minibatches: 1"):
         run(algorithm={"loss": "reinforce", "minibatches": 2})
+
+
+IN_REWARD = {"coefficient": 0.1, "where": "reward", "estimator": "k1"}
+
+
+def test_masked_tokens_are_refused_where_an_answer_pays_for_all_its_tokens_at_once() -> None:
+    stream = {"preset": "stream"}
+    with pytest.raises(InvalidInput, match=r"schedule\.on_stale.*Masked tokens pay no KL"):
+        run(algorithm={"preset": "rloo", "kl": IN_REWARD}, schedule=stream)
+    assert run(algorithm={"preset": "reinforce_plus_plus", "kl": IN_REWARD}, schedule=stream)
+    assert run(algorithm={"preset": "rloo", "kl": {"coefficient": 0.1}}, schedule=stream)
+    assert run(algorithm={"preset": "rloo", "kl": IN_REWARD}, schedule={"on_stale": "drop"})
 
 
 @pytest.mark.parametrize("name", ALGORITHM_PRESETS)

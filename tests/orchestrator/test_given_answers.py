@@ -134,6 +134,16 @@ async def test_a_template_that_renders_a_prompt_otherwise_is_named(tmp_path: Pat
         ({"tasks": [{"file": "t"}]}, "No source of tasks has `given: true`"),
         ({"tasks": [{"file": "t", "weight": 0}]}, "above 0"),
         ({"tasks": [{"file": "t", "given": True, "environment": "external"}]}, "environment"),
+        (
+            {
+                "algorithm": {
+                    "preset": "ppo",
+                    "critic": {"warmup_steps": 1},
+                    "cross_entropy": {"warmup_steps": WARMUP},
+                }
+            },
+            "The policy learns nothing in these steps",
+        ),
     ],
 )
 def test_what_would_never_be_learned_from_is_refused(

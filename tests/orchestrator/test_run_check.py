@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from services.orchestrator.checks.run_check import DeploymentFacts, problems
 from services.orchestrator.lifecycle.runs import Runs
+from services.orchestrator.tasks.task_table import TaskTable
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.router import RouterLoad
-from services.protocol.run.orchestrator import RunRequest, RunState
-from tests.orchestrator.fakes import World, run_to_end, world
+from services.protocol.run.orchestrator import RunConfig, RunRequest, RunState
+from tests.orchestrator.fakes import World, run_to_end, world, write_tasks
 
 LOAD = RouterLoad(
     replicas=2, full=0, in_flight=0, waiting=0, queued=0.0, kv_usage=None, max_choices=8
@@ -30,7 +32,7 @@ def small_disk(cluster: World, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"algorithm": {"warmup_steps": 5}}, "algorithm.warmup_steps", "fewer"),
         ({"algorithm": {"minibatches": 17}}, "algorithm.minibatches", "at most"),
-        ({"algorithm": {"minibatches": 16}}, "batch_groups", "2 ranks without any"),
+        ({"algorithm": {"minibatches": 16}}, "batch_groups", "2 groups of ranks"),
         ({"algorithm": {"overlong_limit": 257}}, "algorithm.overlong_limit", "at most"),
         (
             {
@@ -73,6 +75,31 @@ async def test_what_cannot_go_well_is_refused_at_a_real_start(
         assert not cluster.run_root.exists()
 
 
+def test_an_episode_may_be_allowed_more_tokens_than_one_of_its_calls(tmp_path: Path) -> None:
+    tasks = write_tasks(tmp_path / "tasks.jsonl")
+    keys = {"name": "r", "model": "m", "steps": 1, "batch_groups": 1, "group_size": 2}
+    keys |= {"task_file": str(tasks), "algorithm": {"overlong_limit": 257}}
+    for environment, found in ((None, ["algorithm.overlong_limit"]), ("external", [])):
+        run = RunConfig.model_validate(keys | {"environment": environment})
+        told = problems(run, TaskTable(run), DeploymentFacts())
+        assert [one.field for one in told] == found
+
+
+async def test_ranks_that_share_rows_need_trajectories_for_their_group_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world(tmp_path) as cluster:
+        state = cluster.trainer.state
+
+        async def of_eight_ranks_that_share_all_rows():
+            return replace(await state(), world_size=8, row_groups=1)
+
+        monkeypatch.setattr(cluster.trainer, "state", of_eight_ranks_that_share_all_rows)
+        config = cluster.run_config(steps=1, algorithm={"minibatches": 16})
+        status = await run_to_end(cluster, config)
+        assert status.state is RunState.FINISHED, status.detail
+
+
 async def test_rows_that_engines_and_trainer_would_score_apart_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,7 +134,7 @@ async def test_what_a_service_says_only_later_is_refused_before_the_first_rollou
         status = await run_to_end(cluster, config)
         assert status.state is RunState.FAILED
         assert "batch_groups" in status.detail
-        assert "2 ranks without any" in status.detail
+        assert "2 groups of ranks" in status.detail
         assert not cluster.router.asked
 
 

@@ -35,6 +35,7 @@ class Trainer:
             step=0,
             policy_version=0,
             world_size=2,
+            row_groups=2,
             parameters=1,
             progress=self.progress,
             failed_starts=self.failed_starts,

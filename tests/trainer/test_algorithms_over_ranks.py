@@ -121,10 +121,33 @@ def test_a_teacher_and_given_answers_count_the_same_on_any_ranks(run, make_batch
     assert_same_weights(weights, expected)
 
 
-def test_given_answers_alone_have_the_gradient_of_their_mean_cross_entropy(
-    run, make_batch, tiny_model
+def test_a_teachers_advantage_is_that_of_the_proximal_policy_in_every_minibatch(
+    run, make_batch
 ) -> None:
-    batch = make_batch(1, groups=3)
+    """Where the loss is, too, nothing is left for the behaviour logprobs to change."""
+    batch = make_batch(1, groups=4)
+    algorithm = {
+        "distillation": {"teacher": "large"},
+        "ratio_anchor": "proximal",
+        "mismatch_correction": "none",
+        "minibatches": 2,
+    }
+    _, expected = run(1, 100_000, taught(batch), **algorithm)
+    groups = []
+    for group in batch.groups:
+        members = []
+        for one in group.trajectories:
+            moved = tuple(value - 0.5 for value in one.trajectory.behaviour_logprobs)
+            trajectory = dataclasses.replace(one.trajectory, behaviour_logprobs=moved)
+            members.append(dataclasses.replace(one, trajectory=trajectory))
+        groups.append(dataclasses.replace(group, trajectories=tuple(members)))
+    moved_batch = dataclasses.replace(batch, groups=tuple(groups))
+    _, weights = run(1, 100_000, taught(moved_batch), **algorithm)
+    assert_same_weights(weights, expected)
+
+
+def given(batch: GroupBatch) -> GroupBatch:
+    """The batch with all its answers given."""
     groups = [
         dataclasses.replace(
             group,
@@ -132,11 +155,31 @@ def test_given_answers_alone_have_the_gradient_of_their_mean_cross_entropy(
         )
         for group in batch.groups
     ]
-    batch = dataclasses.replace(batch, groups=tuple(groups))
+    return dataclasses.replace(batch, groups=tuple(groups))
+
+
+def test_a_critic_sits_out_given_answers_and_learns_from_those_that_were_sampled(
+    rank_groups, tiny_model, make_batch, make_start
+) -> None:
+    ranks = rank_groups[2]
+    ranks.load(tiny_model, micro_batch_tokens=60)
+    ranks.call("start_run", make_start(preset="ppo"), 0)
+    warmup = ranks.call("train", given(make_batch(1, groups=2)), 0, 1)[0]
+    assert warmup.metrics["cross_entropy"] > 0
+    assert warmup.metrics["grad_norm"] > 0
+    assert warmup.metrics["critic_grad_norm"] == 0.0
+    sampled = ranks.call("train", make_batch(2, groups=2), 1, 2)[0]
+    assert sampled.metrics["critic_grad_norm"] > 0
+
+
+def test_given_answers_alone_have_the_gradient_of_their_mean_cross_entropy(
+    run, make_batch, tiny_model
+) -> None:
+    batch = given(make_batch(1, groups=3))
     report, _ = run(2, 60, batch, grad_clip=1e9, cross_entropy={"coefficient": 0.5})
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     losses = []
-    for one in (one.trajectory for group in groups for one in group.trajectories):
+    for one in (one.trajectory for group in batch.groups for one in group.trajectories):
         ids = torch.tensor([[*one.prompt_token_ids, *one.response_token_ids]])
         logprobs = model(input_ids=ids).logits[0, :-1].log_softmax(-1)
         of_tokens = logprobs.gather(1, ids[0, 1:, None])[-len(one.response_token_ids) :, 0]

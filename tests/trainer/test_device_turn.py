@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from services.protocol.errors import NotReady
+from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.weights.weight_bus import Member, MemberTable, ReplicaState
 from services.trainer.config import TrainerConfig
 from services.trainer.lead import device_turn
@@ -53,13 +53,19 @@ class Lender:
 
 
 class Ranks:
-    def __init__(self, name: str, calls: list[str]) -> None:
-        self.name, self.calls = name, calls
+    def __init__(self, name: str, calls: list[str], *, loaded: bool = True) -> None:
+        self.name, self.calls, self.loaded = name, calls, loaded
         self.lost = False
+
+    def kill(self, reason: str) -> None:
+        self.lost = True
+        self.calls.append(f"kill {self.name}")
 
     async def call(self, method: str, *args: Any) -> list[Any]:
         if self.lost:
             raise NotReady("the trainer's ranks are restarting")
+        if not self.loaded:
+            raise RuntimeError("a rank was given work before join")
         self.calls.append(f"{method} {self.name}")
         return [1, 1]
 
@@ -132,6 +138,24 @@ async def test_an_operation_that_fails_ends_even_a_kept_turn() -> None:
             raise ZeroDivisionError
     assert scene.calls[-2:] == ["park a", "return a"]
     assert not scene.turn.kept
+
+
+async def test_ranks_that_refuse_to_load_are_killed_before_their_devices_are_returned() -> None:
+    scene = Scene()
+    ranks = Ranks("a", scene.calls, loaded=False)
+    with pytest.raises(InvalidInput, match="no such model"):
+        async with scene.turn.on_devices(ranks, loaded=False):
+            raise InvalidInput("trainer.model", "m", "There is no such model.")
+    assert scene.calls == ["lend a", "kill a", "return a"]
+
+
+async def test_engines_that_keep_their_devices_are_named_before_ranks_have_loaded() -> None:
+    scene = Scene(start_timeout_s=0.05)
+    scene.bus.busy = ["stubborn"] * 100_000
+    with pytest.raises(NotReady, match="stubborn"):
+        async with scene.turn.on_devices(Ranks("a", scene.calls, loaded=False), loaded=False):
+            pass
+    assert scene.calls[-2:] == ["kill a", "return a"]
 
 
 async def test_devices_of_ranks_that_are_gone_are_returned_all_the_same() -> None:

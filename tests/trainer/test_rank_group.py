@@ -134,8 +134,10 @@ async def test_a_failure_of_all_ranks_is_not_hidden_behind_a_retry(killed) -> No
     assert len(killed) == 2
 
 
-async def test_a_rank_left_waiting_for_a_failed_one_is_killed(killed) -> None:
-    with pytest.raises(NotReady):
+async def test_a_rank_left_waiting_for_a_failed_one_is_killed_and_the_cause_is_named(
+    killed: list[Any],
+) -> None:
+    with pytest.raises(NotReady, match="a trainer rank failed in work: no space left"):
         await group_of(fail, hang).call("work", 1)
     assert len(killed) == 2
 

@@ -146,6 +146,18 @@ def test_long_answers_lose_reward_before_advantages_are_taken(make_trajectory) -
     assert advantages(algorithm, group) == pytest.approx([0.25, -0.25])  # 8 is half-way: -0.5
 
 
+def test_of_an_episode_only_what_the_policy_sampled_is_too_long(make_trajectory) -> None:
+    played = make_trajectory([1], [2] * 12, mask=[1, 1] + [0] * 8 + [1, 1])
+    stale = make_trajectory([1], [2] * 12, mask=[0] * 8 + [1] * 4)
+    members = (
+        ScoredTrajectory(trajectory=played, reward=1.0),
+        ScoredTrajectory(trajectory=stale, reward=1.0, stale_tokens=8),
+    )
+    group = TrainGroup(group_id=0, trajectories=members)
+    algorithm = AlgorithmConfig(advantage="dr_grpo", overlong_limit=10, overlong_buffer=4)
+    assert advantages(algorithm, group) == pytest.approx([0.5, -0.5])
+
+
 def test_every_rank_gets_its_own_rows_and_nothing_of_the_others(make_batch) -> None:
     batch = make_batch(1)
     plan = planned(AlgorithmConfig(minibatches=2), *batch.groups, vocabulary=320)

@@ -39,7 +39,7 @@ class DeploymentFacts:
         max_model_len: longest prompt and answer together that they take, tokens.
         deterministic: their answers do not depend on what is computed beside them.
         max_choices: answers that the router takes in one request.
-        ranks: of the trainer.
+        row_groups: groups of the trainer's ranks, among which the rows of a batch are divided.
         checkpoint_bytes: of one checkpoint.
         checkpoints_kept: number of checkpoints besides the one being written.
         longest_row: longest prompt and answer together that the model can be trained with, tokens.
@@ -53,7 +53,7 @@ class DeploymentFacts:
     max_model_len: int | None = None
     deterministic: bool | None = None
     max_choices: int | None = None
-    ranks: int | None = None
+    row_groups: int | None = None
     checkpoint_bytes: int | None = None
     checkpoints_kept: int | None = None
     longest_row: int | None = None
@@ -81,7 +81,7 @@ async def deployment_facts(
         max_model_len=min((member.max_model_len for member in members), default=None),
         deterministic=all(member.deterministic for member in members) if members else None,
         max_choices=load.max_choices if load else None,
-        ranks=(state.world_size or None) if state else None,  # 0: they are starting
+        row_groups=(state.row_groups or None) if state else None,  # 0: they are starting
         # The checkpoints of a resumed run are on disk already, and replace each other.
         checkpoint_bytes=state.checkpoint_bytes if state and not resumed else None,
         checkpoints_kept=state.checkpoints_kept if state else None,
@@ -135,9 +135,10 @@ def _of_algorithm(run: RunConfig) -> Iterator[InvalidInput]:
     if algorithm.minibatches > trajectories(run):
         fix = f"A train step has {trajectories(run)} trajectories: at most that many."
         yield InvalidInput("algorithm.minibatches", algorithm.minibatches, fix)
-    if algorithm.overlong_limit is not None and algorithm.overlong_limit > longest:
+    limit = None if run.played_environments else algorithm.overlong_limit
+    if limit is not None and limit > longest:
         fix = f"No answer has more than sampling.max_tokens = {longest} tokens: at most that."
-        yield InvalidInput("algorithm.overlong_limit", algorithm.overlong_limit, fix)
+        yield InvalidInput("algorithm.overlong_limit", limit, fix)
 
 
 def _of_tasks(run: RunConfig, tasks: TaskTable) -> Iterator[InvalidInput]:
@@ -216,10 +217,11 @@ def _of_trainer(run: RunConfig, facts: DeploymentFacts) -> Iterator[InvalidInput
         )
         yield InvalidInput("max_model_len", together, fix)
     each = trajectories(run) // run.algorithm.minibatches
-    if facts.ranks is not None and 0 < each < facts.ranks:
+    if facts.row_groups is not None and 0 < each < facts.row_groups:
         fix = (
             f"An optimizer step of {each} trajectories leaves some of the trainer's "
-            f"{facts.ranks} ranks without any: more groups, or fewer minibatches."
+            f"{facts.row_groups} groups of ranks (world_size / context_parallel) without any: "
+            "more sample groups, or fewer minibatches."
         )
         yield InvalidInput("batch_groups", run.batch_groups, fix)
     size, kept = facts.checkpoint_bytes, facts.checkpoints_kept

@@ -19,13 +19,15 @@ Weight = Annotated[float, Field(allow_inf_nan=False)]
 
 LOSSES = ("clip", "dppo", "gspo", "cispo", "sapo", "reinforce")
 """Losses that are built in."""
+_WITHOUT_DUAL_CLIP = tuple(name for name in LOSSES if name not in ("clip", "dppo"))
 
 
 class KlConfig(StrictModel):
     """The penalty that holds the policy near a reference model.
 
     Attributes:
-        coefficient: how much a nat costs; 0 has no penalty and loads no reference.
+        coefficient: how much a nat costs; 0 has no penalty and loads no reference, and goes with
+            no other of these keys.
         estimator: `k1`, `k2` or `k3`, see `docs/algorithms.md`.
         where: `loss` adds it to the loss of each token, `reward` takes it from the reward.
         weighted: for `where: loss` only: multiply the penalty of each token by its ratio
@@ -46,13 +48,18 @@ class KlConfig(StrictModel):
 
     @model_validator(mode="after")
     def _refuse_what_would_not_hold_it(self) -> Self:
+        of_penalty = self.estimator, self.where, self.weighted
+        if not self.coefficient and of_penalty != ("k3", "loss", False):
+            raise ValueError(
+                "estimator, where and weighted need a coefficient above 0: else there is no penalty"
+            )
         if self.weighted and self.where != "loss":
             raise ValueError("weighted needs where: loss")
         if self.refresh_steps is not None and not self.coefficient:
             raise ValueError("refresh_steps needs a coefficient above 0: else nothing refers to it")
         if self.refresh_mix != 1 and self.refresh_steps is None:
             raise ValueError("refresh_mix needs refresh_steps, 1 for an average of every step")
-        if (self.estimator, self.where, self.weighted) == ("k1", "loss", False):
+        if of_penalty == ("k1", "loss", False):
             raise ValueError(
                 "the gradient of k1 in the loss is zero in expectation; use k2 or k3, "
                 "weighted: true, or where: reward"
@@ -90,7 +97,8 @@ class CriticConfig(StrictModel):
         value_clip: how far a value may move in one train step before its loss stops
             falling; None for no such bound.
         grad_clip: largest global gradient norm.
-        warmup_steps: first train steps of a run, in which only the critic learns.
+        warmup_steps: first train steps of a run, in which only the critic learns; not with
+            `cross_entropy.warmup_steps`.
     """
 
     learning_rate: float = Field(default=1e-5, gt=0, le=1)
@@ -145,7 +153,8 @@ class AlgorithmConfig(StrictModel):
         least_graded: share of a group's trajectories that must have a reward; a group with fewer
             fails, since the baseline of a few is not that of the group.
         overlong_limit: tokens at which an answer's reward is lowered by 1 (DAPO's soft
-            punishment); None lowers none.
+            punishment): of an episode those that the policy sampled, in all calls together;
+            None lowers none.
         overlong_buffer: tokens before `overlong_limit` over which the penalty grows from 0 to 1.
         entropy_bonus: how much a nat of a token's entropy lowers its loss.
         router_aux_loss_coef: how much uneven use of a mixture's experts costs (Switch
@@ -241,15 +250,20 @@ class AlgorithmConfig(StrictModel):
     def _refuse_what_would_do_nothing(self) -> Self:
         if (self.aggregation == "fixed_length") != (self.fixed_length is not None):
             raise ValueError("fixed_length goes with aggregation: fixed_length, in tokens")
-        if self.ratio_anchor != "proximal" and (
-            self.mismatch_correction != "truncate"
-            or self.mismatch_level != "token"
-            or self.mismatch_floor
-        ):
+        bounds = self.mismatch_level, self.mismatch_floor, self.mismatch_cap
+        bounded, kind = bounds != ("token", 0.0, 2.0), self.mismatch_correction
+        if self.ratio_anchor != "proximal" and (bounded or kind != "truncate"):
             raise ValueError(
                 "mismatch_* need ratio_anchor: proximal; around the behaviour policy the ratio "
                 "already holds the whole correction"
             )
+        if kind == "none" and bounded:
+            raise ValueError(
+                "mismatch_level, mismatch_floor and mismatch_cap need mismatch_correction: "
+                "truncate or mask"
+            )
+        if self.loss in _WITHOUT_DUAL_CLIP and self.dual_clip not in (3.0, None):
+            raise ValueError("dual_clip needs loss: clip or dppo")
         if self.sequence_mask.geometric and self.ratio_anchor != "proximal":
             raise ValueError("sequence_mask.geometric_* need ratio_anchor: proximal")
         if self.loss == "reinforce" and self.updates > 1:
@@ -273,8 +287,6 @@ class AlgorithmConfig(StrictModel):
             )
         if self.decay == "none" and (self.decay_steps is not None or self.decay_to):
             raise ValueError("decay_steps and decay_to need a decay: linear or cosine")
-        if self.mismatch_floor and self.mismatch_correction == "none":
-            raise ValueError("mismatch_floor needs mismatch_correction: truncate or mask")
         if self.overlong_buffer > (self.overlong_limit or 0):
             raise ValueError("overlong_buffer must be at most overlong_limit")
         if self.gamma != 1 and not self.by_token:

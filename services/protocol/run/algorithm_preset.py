@@ -16,6 +16,8 @@ _WEIGHTED = {"loss": "cispo", "clip_low": 1.0, "clip_high": 4.0, "aggregation": 
 """An importance weight times the advantage of every token, with no lower bound."""
 _TOGETHER = {"fixed_length": "aggregation", "overlong_buffer": "overlong_limit"}
 """Keys that mean nothing without another: where the run file has that one, they are its own."""
+_OF_SINGLE_ANSWERS = {"overlong_limit", "overlong_buffer"}
+"""Keys that no preset sets in a run with an environment: there `max_tokens` bounds each call."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +26,8 @@ class AlgorithmPreset:
 
     Attributes:
         keys: of `algorithm`.
-        of_longest: further keys of `algorithm`, each as a share of `sampling.max_tokens`.
+        of_longest: further keys of `algorithm`, each as a share of `sampling.max_tokens`; see
+            `_OF_SINGLE_ANSWERS`.
         of_stale: further keys of `algorithm` where the schedule lets stale answers be trained.
         schedule: keys of `schedule`.
         left: what the paper chooses, too, and the preset leaves to the run file.
@@ -145,12 +148,20 @@ def fill_in_run(run: Any, *, max_tokens: int) -> Any:
     longest = sampling.get("max_tokens", max_tokens) if isinstance(sampling, dict) else None
     keys: dict[str, Any] = {}
     if preset.of_longest and isinstance(longest, int):
-        keys |= {name: int(share * longest) for name, share in preset.of_longest.items()}
+        left_out = _OF_SINGLE_ANSWERS if _has_environment(run) else ()
+        shares = {name: one for name, one in preset.of_longest.items() if name not in left_out}
+        keys |= {name: int(share * longest) for name, share in shares.items()}
     if may_be_stale(filled.get("schedule", {})):
         keys |= preset.of_stale
     if keys:
         filled["algorithm"] = _beside(keys, run["algorithm"])
     return filled
+
+
+def _has_environment(run: dict[str, Any]) -> bool:
+    tasks = run.get("tasks")
+    places = [run, *(tasks if isinstance(tasks, list) else ())]
+    return any(isinstance(one, dict) and one.get("environment") is not None for one in places)
 
 
 def _preset_of(algorithm: Any) -> AlgorithmPreset | None:

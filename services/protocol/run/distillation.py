@@ -39,6 +39,12 @@ class DistillationConfig(StrictModel):
     context: str | None = Field(default=None, min_length=1)
 
     @model_validator(mode="after")
+    def _refuse_what_would_do_nothing(self) -> Self:
+        if self.beta != 0.5 and self.divergence != "jensen_shannon":
+            raise ValueError("beta needs divergence: jensen_shannon")
+        return self
+
+    @model_validator(mode="after")
     def _refuse_a_teacher_that_knows_nothing_more(self) -> Self:
         if self.teacher == POLICY and self.context is None:
             raise ValueError("the policy can teach itself only what a context tells it: set one")

@@ -11,6 +11,7 @@ from services.protocol.run.algorithm_preset import fill_in_run
 from services.protocol.run.determinism import unrepeatable
 from services.protocol.run.evaluation import DEFAULT_SET, Evaluation, EvaluationConfig
 from services.protocol.run.schedule import ScheduleConfig
+from services.protocol.run.stale_answers import uncorrected
 from services.protocol.run.task import (
     ENVIRONMENT,
     GIVEN,
@@ -115,12 +116,12 @@ class RunConfig(StrictModel):
                 "reinforce_plus_plus."
             )
             raise wrong_field("group_size", self.group_size, fix)
-        self._corrects_stale_data()
+        for field, value, fix in uncorrected(self.schedule, self.algorithm):
+            raise wrong_field(field, value, fix)
         if self.algorithm.distillation is not None and self.sampling.temperature != 1:
             fix = "A teacher's logprobs are those at temperature 1: use it with distillation."
             raise wrong_field("sampling.temperature", self.sampling.temperature, fix)
-        taught = self.algorithm.distillation
-        played = [one for one in self.environments if one not in (None, GIVEN)]
+        taught, played = self.algorithm.distillation, self.played_environments
         if taught is not None and taught.context is not None and played:
             fix = (
                 f"The prompts of {played[0]} are its own: a context goes with single answers only."
@@ -138,15 +139,6 @@ class RunConfig(StrictModel):
             raise wrong_field("trackers", kinds, "Name each at most once.")
         return self
 
-    def _corrects_stale_data(self) -> None:
-        algorithm, oldest = self.algorithm, self.schedule.max_staleness
-        if algorithm.loss == "reinforce" and algorithm.ratio_anchor == "behaviour" and oldest:
-            fix = (
-                f"With schedule.max_staleness: {oldest} older weights sample some answers, and "
-                "reinforce has no ratio that corrects for them: set ratio_anchor: proximal."
-            )
-            raise wrong_field("algorithm.ratio_anchor", algorithm.ratio_anchor, fix)
-
     def _can_repeat(self) -> None:
         if self.determinism:
             places = [self.environment_of(source) for source in self.task_sources]
@@ -160,6 +152,13 @@ class RunConfig(StrictModel):
         if warmup and not given:
             fix = "No source of tasks has `given: true`: its answers are what is learned from."
             raise wrong_field("algorithm.cross_entropy.warmup_steps", warmup, fix)
+        if warmup and self.algorithm.critic.warmup_steps:
+            held = self.algorithm.critic.warmup_steps
+            fix = (
+                "The policy learns nothing in these steps, and cross_entropy.warmup_steps uses up "
+                "the given answers in the same ones: leave one of the two out."
+            )
+            raise wrong_field("algorithm.critic.warmup_steps", held, fix)
         for source in given:
             if not source.weight and not warmup:
                 fix = "Never taken: give it a weight, or algorithm.cross_entropy.warmup_steps."
@@ -206,6 +205,11 @@ class RunConfig(StrictModel):
         """Those of the environments that are code."""
         ours = (None, OUTSIDE, LIVE, GIVEN)
         return [name for name in self.environments if name not in ours]
+
+    @property
+    def played_environments(self) -> list[str]:
+        """Those in which a trajectory can hold several calls, and what tools wrote."""
+        return [name for name in self.environments if name not in (None, GIVEN)]
 
     @property
     def environments(self) -> list[str | None]:

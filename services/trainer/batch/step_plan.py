@@ -246,7 +246,8 @@ def _shaped(batch: TrainBatch, algorithm: AlgorithmConfig) -> NDArray[np.float64
     if algorithm.overlong_limit is None:
         return batch.rewards
     limit, buffer = algorithm.overlong_limit, algorithm.overlong_buffer
-    lengths = batch.rows.answer.tolist()
+    # What tools wrote into an episode is not the policy's.
+    lengths = (batch.rows.trained() + batch.stale_tokens).tolist()
     return batch.rewards + np.array([overlong_penalty(one, limit, buffer) for one in lengths])
 
 

@@ -54,7 +54,13 @@ class Part(Stateful):
         """Parameters and optimizer as they are now."""
         if self.optimizer is None:
             return {"model": get_model_state_dict(self.module, options=self._chosen)}
+        before = bool(self.optimizer.state)
         model, optimizer = get_state_dict(self.module, self.optimizer, options=_TRAINED)
+        if not before:
+            # Torch made an update of zeros, to have a state. Counted, it would change the
+            # correction of bias in the updates to come; the moments are zeros all the same.
+            for state in self.optimizer.state.values():
+                state["step"].zero_()  # also in what is returned, which has the same tensors
         return {"model": model, "optimizer": optimizer}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -32,6 +32,9 @@ class Ranks(Protocol):
     async def call(self, method: str, *args: Any) -> list[Any]:
         """Call every rank."""
 
+    def kill(self, reason: str) -> None:
+        """End all ranks; further calls raise `NotReady`."""
+
 
 class DeviceTurn:
     """Borrows the devices for operations of the ranks, and returns them; nothing is done where
@@ -89,7 +92,8 @@ class DeviceTurn:
 
         Args:
             ranks: the group.
-            loaded: False: the ranks come to their devices in the block, when they load.
+            loaded: False: the ranks come to their devices in the block, when they load; if they
+                do not, they are killed before the devices are returned.
 
         Raises:
             NotReady: engines do not free the devices.
@@ -103,6 +107,8 @@ class DeviceTurn:
             yield
         except BaseException:
             self.kept = False
+            if not loaded:  # they have no model to park, and that error would hide this one
+                ranks.kill("it never came up")
             raise
         finally:
             self._used_at = time.monotonic()

@@ -197,8 +197,8 @@ class RankGroup:
 
         Raises:
             InvalidInput: the ranks refused the arguments; the group lives on.
-            NotReady: a rank died, hung or the group was lost before.
-            RuntimeError: a rank failed though all were alive.
+            NotReady: a rank died, hung or failed without the others, or the group was lost before.
+            RuntimeError: every rank failed.
         """
         if self.lost.is_set():
             raise NotReady("the trainer's ranks are restarting")
@@ -291,8 +291,10 @@ class RankGroup:
         self.kill(f"{method}: {failures[0]}")
         if refused:
             raise refused[0]
-        if len(failures) < ranks or any(isinstance(error, RayActorError) for error in failures):
+        if any(isinstance(error, RayActorError) for error in failures):
             raise NotReady(f"a trainer rank was lost during {method}")
+        if len(failures) < ranks:  # the others are done, or wait for it in a collective
+            raise NotReady(f"a trainer rank failed in {method}: {failures[0]}")
         raise RuntimeError(f"the trainer's ranks failed in {method}: {failures[0]}")
 
     async def _watch_ranks(self) -> None:

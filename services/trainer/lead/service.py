@@ -120,6 +120,7 @@ class TrainerService:
             step=run.step if run else 0,
             policy_version=self._publisher.version,
             world_size=self._config.world_size,
+            row_groups=self._config.row_groups,
             parameters=self._parameters,
             checkpoint_bytes=None if self._config.lora else checkpoint_bytes(self._parameters),
             checkpoints_kept=self._config.checkpoints_kept,

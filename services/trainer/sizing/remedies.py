@@ -108,10 +108,11 @@ def _ladders(training: Training) -> dict[str, list[Any]]:
     ladders["micro_batch_tokens"] = [one for one in tokens if one >= _LEAST_TOKENS]
     sharing = (trainer.context_parallel * factor for factor in (2, 4, 8))
     ladders["context_parallel"] = [one for one in sharing if training.shape.heads % one == 0]
-    if trainer.offload != "all":
+    adamw = training.algorithm.optimizer == "adamw"  # Muon goes with neither of the two
+    if trainer.offload != "all" and adamw:
         ladders["offload"] = ["optimizer", "all"]
     ladders["world_size"] = [one for one in ranks if one <= _MOST_RANKS]
-    ladders["lora"] = [_LORA] if trainer.lora is None else []
+    ladders["lora"] = [_LORA] if trainer.lora is None and adamw else []
     return ladders
 
 

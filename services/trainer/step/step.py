@@ -124,7 +124,8 @@ class TrainStep:
             bad = self._accumulate(minibatch, work[index], number)
             if not self._update(optimizer_steps + self._updates.made, bad):
                 self._blame(work[index], bad)
-            if self._auxiliary_models.critic is not None:
+            # Given answers have no return. All ranks have the same count, so they agree.
+            if self._auxiliary_models.critic is not None and minibatch.tokens:
                 self._update_critic(self._auxiliary_models.critic, minibatch, work[index])
         return self._outcome(batch.minibatches)
 
@@ -145,10 +146,11 @@ class TrainStep:
         micro = held.to(self._device)
         proximal = reference = entropy = None
         # The first minibatch's forward pass for the loss is its proximal pass as well: no
-        # update comes before it.
+        # update comes before it. Credit by what the policy found likely is due before that.
         anchored = self._algorithm.ratio_anchor == "proximal"
         by_entropy = self._algorithm.top_entropy < 1
-        if by_entropy or (anchored and (not first or self._algorithm.kl.in_reward)):
+        acts = self._algorithm.kl.in_reward or self._algorithm.distillation is not None
+        if by_entropy or (anchored and (not first or acts)):
             wanted: Entropy = "value" if by_entropy else "none"
             with torch.no_grad():
                 scored, entropy = self._policy(micro, self._temperature, wanted)

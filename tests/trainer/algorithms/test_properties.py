@@ -186,7 +186,24 @@ def test_kl_estimates_have_the_right_expectations_and_gradients() -> None:
             {"ratio_anchor": "proximal", "mismatch_correction": "none", "mismatch_floor": 0.5},
             "mismatch_correction: truncate or mask",
         ),
+        ({"mismatch_cap": 5.0}, "ratio_anchor: proximal"),
+        (
+            {"ratio_anchor": "proximal", "mismatch_correction": "none", "mismatch_cap": 7.0},
+            "mismatch_correction: truncate or mask",
+        ),
+        (
+            {
+                "ratio_anchor": "proximal",
+                "mismatch_correction": "none",
+                "mismatch_level": "geometric",
+            },
+            "mismatch_correction: truncate or mask",
+        ),
         ({"sequence_mask": {"geometric_cap": 1.1}}, "ratio_anchor: proximal"),
+        ({"loss": "gspo", "dual_clip": 10.0}, "loss: clip or dppo"),
+        ({"kl": {"where": "reward", "estimator": "k1"}}, "need a coefficient above 0"),
+        ({"kl": {"coefficient": 0.0, "weighted": True}}, "need a coefficient above 0"),
+        ({"distillation": {"teacher": "t", "beta": 0.9}}, "divergence: jensen_shannon"),
         ({"gate_negative": 2.0}, "loss: sapo"),
         ({"advantage": "maxrl", "overlong_limit": 9}, "leave overlong_limit out"),
         ({"loss": "reinforce", "passes": 2}, "passes: 1"),
@@ -199,6 +216,11 @@ def test_kl_estimates_have_the_right_expectations_and_gradients() -> None:
 def test_settings_that_would_do_nothing_are_refused(given: dict[str, Any], fix: str) -> None:
     with pytest.raises(ValueError, match=fix):
         AlgorithmConfig(**given)
+
+
+def test_a_loss_of_the_user_may_read_the_dual_clip() -> None:
+    assert AlgorithmConfig(loss="mine.py:loss", dual_clip=10.0).dual_clip == 10.0
+    assert AlgorithmConfig(loss="gspo", dual_clip=None).dual_clip is None
 
 
 def test_a_preset_fills_in_and_what_is_given_wins() -> None:

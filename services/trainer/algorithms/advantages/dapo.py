@@ -2,13 +2,13 @@
 
 
 def overlong_penalty(length: int, limit: int, buffer: int) -> float:
-    """0 up to `limit - buffer` tokens, then falling in a line to -1 at `limit` and beyond.
+    """0 up to `limit - buffer` sampled tokens, then falling in a line to -1 at `limit` and beyond.
 
     Soft overlong punishment, arXiv 2503.14476, equation 13; added to the reward before
     advantages are taken. The paper's limit is 20480 tokens, its buffer 4096.
 
     Args:
-        length: response tokens.
+        length: tokens that the policy sampled.
         limit: the longest answer that is not fully punished.
         buffer: length of the line.
     """
