@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from pydantic import TypeAdapter, ValidationError
+
 from services.protocol.run.schedule import may_be_stale
 
 PresetName = Literal[
@@ -16,6 +18,7 @@ _WEIGHTED = {"loss": "cispo", "clip_low": 1.0, "clip_high": 4.0, "aggregation": 
 """An importance weight times the advantage of every token, with no lower bound."""
 _TOGETHER = {"fixed_length": "aggregation", "overlong_buffer": "overlong_limit"}
 """Keys that mean nothing without another: where the run file has that one, they are its own."""
+_NUMBER = TypeAdapter(int)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,15 +145,25 @@ def fill_in_run(run: Any, *, max_tokens: int) -> Any:
     filled = dict(run)
     if preset.schedule and isinstance(schedule, dict):
         filled["schedule"] = {**preset.schedule, **schedule}
-    longest = sampling.get("max_tokens", max_tokens) if isinstance(sampling, dict) else None
+    longest = None
+    if isinstance(sampling, dict):
+        longest = _whole(sampling.get("max_tokens", max_tokens))
     keys: dict[str, Any] = {}
-    if preset.of_longest and isinstance(longest, int):
+    if longest is not None:
         keys |= {name: int(share * longest) for name, share in preset.of_longest.items()}
     if may_be_stale(filled.get("schedule", {})):
         keys |= preset.of_stale
     if keys:
         filled["algorithm"] = _beside(keys, run["algorithm"])
     return filled
+
+
+def _whole(number: Any) -> int | None:
+    """The number that a field makes of such data; None for what it refuses."""
+    try:
+        return _NUMBER.validate_python(number)
+    except ValidationError:
+        return None
 
 
 def _preset_of(algorithm: Any) -> AlgorithmPreset | None:
