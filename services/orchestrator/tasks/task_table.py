@@ -7,7 +7,7 @@ from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
-from services.orchestrator.tasks.curriculum import Curriculum, PassRates
+from services.orchestrator.tasks.curriculum import Curriculum, PassedOver, PassRates
 from services.orchestrator.tasks.prompts import Mixture, Order
 from services.orchestrator.tasks.task_rows import LiveRows, Rows, open_rows
 from services.protocol.errors import InvalidInput
@@ -157,12 +157,14 @@ class TaskTable(Mapping[str, Task]):
             raise InvalidInput(where, "answer" if task.answer is None else "split", fix)
         return task.placed(source=source.label, environment=environment)
 
-    def order(self, rates: PassRates) -> Order:
+    def order(self, rates: PassRates, passed: PassedOver) -> Order:
         """The order in which the run uses prompts."""
         mixture, curriculum = self.mixture(self._run.seed), self._run.curriculum
         if curriculum is None:
             return mixture
-        return Curriculum(curriculum, order=mixture, rates=rates, seed=self._run.seed)
+        return Curriculum(
+            curriculum, order=mixture, rates=rates, passed=passed, seed=self._run.seed
+        )
 
     def mixture(self, seed: int) -> Mixture:
         """The order in which the tasks to learn from are used, as places in `train`."""

@@ -240,7 +240,8 @@ class CurriculumConfig(StrictModel):
     """Prefer tasks that the policy solves sometimes.
 
     A task whose pass rate lies in the band, or is not known yet, is taken whenever the order
-    comes to it; any other one with the chance `floor`, so that it is looked at again.
+    comes to it; any other one with the chance `floor`, so that it is looked at again, or else
+    the next of its source is taken.
 
     Attributes:
         low: lower end of the band of pass rates, inclusive.
