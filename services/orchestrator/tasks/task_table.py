@@ -130,8 +130,9 @@ class TaskTable(Mapping[str, Task]):
     def _add_stream(self, place: int) -> dict[str, Sequence[str]]:
         """Read the first row only."""
         source, rows = self._sources[place]
-        if any(self._sources[other][0].name == source.name for other in self._streams):
-            raise InvalidInput("tasks.stream", source.name, "It is streamed twice.")
+        if sum(other.name == source.name for other, _ in self._sources) > 1:
+            fix = "Another source has the same rows: leave one of the two out."
+            raise InvalidInput("tasks.stream", source.name, fix)
         ids = self._streams[place] = StreamedIds(source.name, len(rows))
         if ids:
             self._streamed(place, 0)

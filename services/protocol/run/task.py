@@ -156,10 +156,11 @@ class TaskSource(StrictModel):
 
     @property
     def name(self) -> str:
-        """Its name in errors."""
+        """Its name in errors, and in ids of tasks that have none of their own."""
         if self.file is not None:
             return self.file
-        return f"{self.dataset} ({self.dataset_split})"
+        parts = [part for part in (self.dataset_config, self.dataset_split) if part]
+        return f"{self.dataset} ({', '.join(parts)})"
 
     @property
     def label(self) -> str:
