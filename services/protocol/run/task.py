@@ -163,6 +163,11 @@ class TaskSource(StrictModel):
         return f"{self.dataset} ({', '.join(parts)})"
 
     @property
+    def names_its_tasks(self) -> bool:
+        """Whether the ids of its tasks begin with its name, as the rows have none."""
+        return self.stream or bool(self.columns and "task_id" not in self.columns)
+
+    @property
     def label(self) -> str:
         """Its name in records: of a file, without its folder."""
         return self.name if self.file is None else self.file.rpartition("/")[2]
