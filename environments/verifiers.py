@@ -13,7 +13,8 @@ and its tasks are written by
 
 import argparse
 import json
-from collections.abc import Iterator
+import random
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from services.protocol.errors import InvalidInput
 from services.protocol.run.task import Task
 
 _KEPT = ("answer", "info", "task")
+_FEWEST = 2  # examples of an environment without an evaluation set
 
 
 def load(name: str, **arguments: Any) -> Any:
@@ -65,19 +67,50 @@ def verifiers_rollout(name: str, **arguments: Any) -> Rollout:
 
 
 def task_rows(environment: Any) -> Iterator[dict[str, Any]]:
-    """The environment's examples as rows of a task file; its evaluation set is held out."""
-    sets = {"train": environment.get_dataset(), "heldout": environment.get_eval_dataset()}
-    for split, examples in sets.items():
-        for number, example in enumerate(examples):
-            yield {
-                "task_id": f"{split}-{number}",
-                "split": split,
-                "messages": [
-                    {key: value for key, value in message.items() if value is not None}
-                    for message in example["prompt"]
-                ],
-                "data": {key: example[key] for key in _KEPT if example.get(key) is not None},
-            }
+    """The environment's examples as rows of a task file.
+
+    Its evaluation set is held out. Without one a tenth of its training set is, drawn at random and
+    always the same.
+
+    Raises:
+        InvalidInput: there are too few examples to hold one out.
+    """
+    return (
+        _row(split, number, example)
+        for split, examples in _sets(environment).items()
+        for number, example in enumerate(examples)
+    )
+
+
+def _sets(environment: Any) -> dict[str, Iterable[dict[str, Any]]]:
+    """The examples by split; no example has both."""
+    examples, evaluation = environment.get_dataset(), environment.get_eval_dataset()
+    # Without an evaluation set it answers with its training set. It may build the set when it is
+    # asked, and only then says whether it has one.
+    has_none = getattr(environment, "eval_dataset", evaluation) is None
+    if evaluation is not examples and not has_none:
+        return {"train": examples, "heldout": evaluation}
+    count = len(examples)
+    if count < _FEWEST:
+        fix = f"It has no evaluation set: give it one, or {_FEWEST} examples, of which one is held"
+        raise InvalidInput("verifiers environment: examples", count, f"{fix} out.")
+    drawn = set(random.Random(0).sample(range(count), max(1, count // 10)))
+    return {
+        "train": (examples[place] for place in range(count) if place not in drawn),
+        "heldout": (examples[place] for place in sorted(drawn)),
+    }
+
+
+def _row(split: str, number: int, example: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "task_id": f"{split}-{number}",
+        "split": split,
+        "messages": [
+            {key: value for key, value in message.items() if value is not None}
+            for message in example["prompt"]
+        ],
+        "data": {key: example[key] for key in _KEPT if example.get(key) is not None},
+    }
 
 
 def main() -> None:
@@ -87,8 +120,9 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="task file to write, JSON lines")
     parser.add_argument("--arguments", type=json.loads, default={}, help="of it, as JSON")
     given = parser.parse_args()
+    rows = task_rows(load(given.name, **given.arguments))
     with given.out.open("w", encoding="utf-8") as file:
-        for row in task_rows(load(given.name, **given.arguments)):
+        for row in rows:
             file.write(json.dumps(row) + "\n")
 
 

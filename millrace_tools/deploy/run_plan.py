@@ -144,6 +144,7 @@ class RunPlan:
                 score_queue=self.cluster.orchestrator.score_queue,
                 models=(rollout.served_model_name,),
                 max_model_len=rollout.max_model_len,
+                deterministic=rollout.determinism,
                 max_choices=self.cluster.router.max_choices,
                 row_groups=trainer.row_groups,
                 checkpoint_bytes=self.checkpoint_bytes,

@@ -66,6 +66,51 @@ def squares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "millrace-squares"
 
 
+class WithoutEvaluationSet:
+    """Answers as verifiers does: with the training set, and another one only if it is built."""
+
+    def __init__(self, count: int, *, built: bool = False) -> None:
+        self.eval_dataset: list[dict[str, Any]] | None = None
+        self._examples = [
+            {"prompt": [{"role": "user", "content": f"{n}?"}], "answer": str(n)}
+            for n in range(count)
+        ]
+        self._built = built
+
+    def get_dataset(self) -> list[dict[str, Any]]:
+        return self._examples
+
+    def get_eval_dataset(self) -> list[dict[str, Any]]:
+        if self._built:
+            self.eval_dataset = [{"prompt": [{"role": "user", "content": "new?"}]}]
+        return self.get_dataset() if self.eval_dataset is None else self.eval_dataset
+
+
+@pytest.mark.parametrize(("count", "heldout"), [(2, 1), (25, 2)])
+def test_without_an_evaluation_set_a_tenth_is_held_out_and_never_trained(
+    count: int, heldout: int
+) -> None:
+    rows = list(task_rows(WithoutEvaluationSet(count)))
+    said = {
+        split: {row["data"]["answer"] for row in rows if row["split"] == split}
+        for split in ("train", "heldout")
+    }
+    assert (len(said["train"]), len(said["heldout"])) == (count - heldout, heldout)
+    assert not said["train"] & said["heldout"]
+    assert len({row["task_id"] for row in rows}) == count
+    assert rows == list(task_rows(WithoutEvaluationSet(count)))
+
+
+def test_an_evaluation_set_that_is_built_when_asked_is_the_held_out_one() -> None:
+    rows = list(task_rows(WithoutEvaluationSet(3, built=True)))
+    assert [row["split"] for row in rows] == ["train", "train", "train", "heldout"]
+
+
+def test_one_example_without_an_evaluation_set_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="no evaluation set"):
+        task_rows(WithoutEvaluationSet(1))
+
+
 class Policy:
     """Calls the tool, then says what it heard; `asked` are the requests it got."""
 

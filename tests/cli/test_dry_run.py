@@ -152,6 +152,7 @@ def test_a_plan_shows_the_algorithm_as_it_was_resolved(
         ("steps: 2", "steps: 2\nrollout_timeout_s: 0.1", "rollout_timeout_s: 0.1", "longer"),
         ("batch_groups: 2", "batch_groups: 3", "batch_groups: 3", "1 tasks to learn from"),
         ("group_size: 2", "group_size: 300", "group_size: 300", "max_choices, 256"),
+        ("steps: 2", "steps: 2\ndeterminism: true", "determinism: True", "rollout servers' args"),
     ],
 )
 def test_what_cannot_go_well_is_refused_by_field_value_and_fix(

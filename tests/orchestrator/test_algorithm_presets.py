@@ -30,6 +30,12 @@ def test_dapo_is_clip_higher_token_mean_dynamic_sampling_and_the_overlong_penalt
     assert (algorithm.overlong_limit, algorithm.overlong_buffer) == (20480, 4096)
 
 
+@pytest.mark.parametrize("longest", [4000, 4.0e3, "4000"])
+def test_the_longest_answer_counts_however_it_is_written(longest: Any) -> None:
+    found = run(algorithm={"preset": "dapo"}, sampling={"max_tokens": longest})
+    assert found.sampling.max_tokens == found.algorithm.overlong_limit == 4000
+
+
 def test_dapo_keeps_the_schedule_and_every_key_of_the_run_file() -> None:
     found = run(
         algorithm={"preset": "dapo", "overlong_limit": 100},

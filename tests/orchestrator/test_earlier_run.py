@@ -11,6 +11,7 @@ import pytest
 
 from services.orchestrator.lifecycle.runs import Runs
 from services.orchestrator.run_folder import earlier_run
+from services.orchestrator.run_folder.earlier_run import EarlierRun
 from services.orchestrator.run_folder.run_directory import RunDirectory
 from services.protocol.errors import InvalidInput
 from services.protocol.run.orchestrator import RunConfig, RunRequest, RunState, RunStatus
@@ -106,6 +107,43 @@ async def test_keys_that_differ_are_listed_as_old_and_new(tmp_path: Path) -> Non
         assert not any(line.startswith(("steps", "trackers")) for line in lines)
         assert f"`--branch {first.run_id}` in place of `--resume`" in lines[-1]
         assert "AlgorithmConfig" not in problem.fix
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "key"),
+    [
+        ({"task_file": "/a/t.jsonl"}, {"task_file": "/b/t.jsonl"}, None),
+        ({"task_file": "/a/t.jsonl"}, {"task_file": "/a/other.jsonl"}, "task_file"),
+        ({"environment": "/a/e.py:f"}, {"environment": "/b/e.py:f"}, None),
+        ({"environment": "/a/e.py:f"}, {"environment": "/a/e.py:g"}, "environment"),
+        ({"environment": "/a/e.py:f"}, {"environment": "external"}, "environment"),
+        ({"algorithm": {"loss": "/a/l.py:f"}}, {"algorithm": {"loss": "/b/l.py:f"}}, None),
+        ({"tasks": [{"file": "/a/t"}]}, {"tasks": [{"file": "/b/t"}]}, None),
+        ({"tasks": [{"file": "/a/t"}]}, {"tasks": [{"file": "/a/u"}]}, "tasks.0.file"),
+        (
+            {"tasks": [{"file": "/a/t", "columns": {"prompt": "q"}}]},
+            {"tasks": [{"file": "/b/t", "columns": {"prompt": "q"}}]},
+            "tasks.0.file",
+        ),
+    ],
+    ids=str,
+)
+def test_a_folder_may_move_with_its_files_and_no_other_file_takes_their_place(
+    tmp_path: Path, before: dict[str, Any], now: dict[str, Any], key: str | None
+) -> None:
+    least = {"name": "r", "model": "m", "steps": 1, "batch_groups": 1, "group_size": 2}
+
+    def run(keys: dict[str, Any]) -> RunConfig:
+        tasks = {} if "tasks" in keys else {"task_file": "/a/t.jsonl"}
+        return RunConfig.model_validate(least | tasks | keys)
+
+    earlier = EarlierRun(directory=RunDirectory(tmp_path), config=run(before))
+    if key is None:
+        earlier._check_same(run(now))
+        return
+    with pytest.raises(InvalidInput) as problem:
+        earlier._check_same(run(now))
+    assert problem.value.field == key
 
 
 async def test_many_and_long_differences_are_cut_short(

@@ -77,6 +77,13 @@ def test_a_run_is_judged_by_its_held_out_rate_else_by_its_rewards() -> None:
     assert gain(RUN, 0.1, 0.1, rewards[:7]) is None, "so few steps prove nothing"
 
 
+def test_steps_of_given_answers_alone_have_no_reward_to_judge_by() -> None:
+    warmed_up = [None, None, 0.1, 0.1, 0.2, 0.3, 0.4, 0.5, 0.5, 0.5]
+    assert gain(RUN, None, None, warmed_up) == ("mean reward", 0.1, 0.5)
+    assert gain(RUN, None, None, [None] * 9) is None
+    assert gain(RUN, 0.1, 0.4, [None] * 9) == ("held-out pass rate", 0.1, 0.4)
+
+
 @pytest.mark.parametrize(
     "chosen", [{"schedule": {"dynamic_sampling": True}}, {"curriculum": {}}], ids=str
 )

@@ -80,6 +80,13 @@ async def test_answers_of_no_weight_are_used_in_the_warm_up_alone(tmp_path: Path
     assert [line["given_answers"] for line in metric_lines(status)] == [4, 4, 0, 0, 0, 0]
 
 
+async def test_a_run_that_learns_from_given_answers_alone_goes_on(tmp_path: Path) -> None:
+    async with world(tmp_path, more_routes=routes, no_signal_batches=2) as cluster:
+        cluster.router.answers = lambda asked, index, version: False
+        status = await run_to_end(cluster, config(tmp_path, weight=1.0))
+    assert (status.state, status.step) == (RunState.FINISHED, 6), status.detail
+
+
 @pytest.mark.parametrize("steps", [1, WARMUP, WARMUP + 2])
 async def test_a_run_that_is_stopped_in_or_after_its_warm_up_goes_on_there(
     tmp_path: Path, steps: int

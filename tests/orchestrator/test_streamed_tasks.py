@@ -86,6 +86,34 @@ def test_what_cannot_be_streamed_is_refused(tmp_path: Path) -> None:
         streamed(tmp_path, "s.jsonl", columns={"prompt": "text"})
 
 
+def test_rows_that_are_streamed_are_in_no_other_source(tmp_path: Path) -> None:
+    source = {"file": write(tmp_path / "s.jsonl", rows(4)), "columns": COLUMNS, "grader": GRADER}
+    train, heldout = source | {"split": "train"}, source | {"split": "heldout"}
+    for streamed in (0, 1):
+        sources = [train, heldout]
+        sources[streamed] = sources[streamed] | {"stream": True}
+        with pytest.raises(InvalidInput, match="Another source has the same rows"):
+            TaskTable(RunConfig.model_validate(RUN | {"tasks": sources}))
+
+
+def test_two_configurations_of_a_data_set_are_two_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    def load(name: str, config: str, *, split: str) -> datasets.Dataset:
+        return datasets.Dataset.from_list([{"question": f"{config}?", "answer": "1"}])
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    base = {"dataset": "nowhere/sums", "columns": COLUMNS, "grader": GRADER}
+    sources = [
+        base | {"dataset_config": "easy", "split": "train", "stream": True},
+        base | {"dataset_config": "hard", "split": "heldout"},
+    ]
+    tasks = TaskTable(RunConfig.model_validate(RUN | {"tasks": sources}))
+    assert list(tasks.train) == ["nowhere/sums (easy, train):1"]
+    assert list(tasks.heldout) == ["nowhere/sums (hard, train):1"]
+    assert {tasks[one].chat[0]["content"] for one in tasks} == {"easy?", "hard?"}
+
+
 async def test_a_run_over_a_stream_resumes_where_it_was(tmp_path: Path) -> None:
     async with world(tmp_path) as cluster:
         lines = cluster.task_file.read_text().splitlines()

@@ -72,6 +72,18 @@ def test_a_parquet_file_with_a_tasks_own_columns_needs_no_mapping(tmp_path: Path
     assert list(table(source).train) == ["train-0", "train-1"]
 
 
+def test_a_null_in_a_table_is_a_key_that_is_left_out(tmp_path: Path) -> None:
+    own = [
+        {"task_id": None, "split": "heldout" if i else None, "grader": None, "question": str(i)}
+        for i in range(2)
+    ]
+    columns = {"prompt": "question"} | {name: name for name in ("task_id", "split", "grader")}
+    file = write(tmp_path / "own.parquet", own)
+    tasks = table({"file": file, "columns": columns, "grader": GRADER, "split": "train"})
+    assert (list(tasks.train), list(tasks.heldout)) == ([f"{file}:1"], [f"{file}:2"])
+    assert all(tasks[one].grader is not None for one in tasks)
+
+
 @pytest.mark.parametrize(
     ("change", "columns", "field", "value", "fix"),
     [

@@ -15,6 +15,7 @@ from services.orchestrator.core.results import GroupResult
 from services.orchestrator.lifecycle.runs import Runs
 from services.orchestrator.rollout.teacher import Teacher, TeacherFailed
 from services.protocol.errors import InvalidInput, NotReady
+from services.protocol.run.algorithm import AlgorithmConfig
 from services.protocol.run.distillation import DistillationConfig
 from services.protocol.run.orchestrator import RunRequest, RunState
 from services.protocol.run.task import Task
@@ -209,6 +210,26 @@ async def test_an_unknown_teacher_and_another_temperature_are_refused(tmp_path: 
             cluster.run_config(algorithm=hinted, environment="external")
         with pytest.raises(ValidationError, match="temperature 1"):
             cluster.run_config(algorithm=distilled(), sampling={"temperature": 0.7})
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"kl": {"coefficient": 0.1, "where": "reward"}},
+        {"overlong_limit": 9},
+        {"advantage": "gae"},
+        {"credit": "turn"},
+        {"advantage": "reinforce_plus_plus", "gamma": 0.9},
+    ],
+    ids=str,
+)
+def test_what_shapes_rewards_is_refused_where_only_the_teacher_teaches(
+    keys: dict[str, Any],
+) -> None:
+    with pytest.raises(ValidationError, match="learns from no reward"):
+        AlgorithmConfig.model_validate(distilled() | keys)
+    assert AlgorithmConfig.model_validate(distilled(rewards=0.5) | keys)
+    assert AlgorithmConfig.model_validate(distilled() | {"kl": {"coefficient": 0.1}})
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ from services.orchestrator.observers.timeline import follow_pushes
 from services.orchestrator.observers.usage_record import follow_usage
 from services.orchestrator.rollout.scoring import Scorer
 from services.orchestrator.run_folder.run_directory import RunDirectory, run_log
-from services.orchestrator.tasks.curriculum import PassRates
+from services.orchestrator.tasks.curriculum import PassedOver, PassRates
 from services.orchestrator.tasks.prompts import PromptSource
 from services.orchestrator.tasks.task_table import TaskTable
 from services.orchestrator.trackers.tracker import Trackers
@@ -106,7 +106,8 @@ class Run:
         attempts = Attempts(context, tasks, book, sampler=sampler, scorer=scorer, traces=traces)
         self._teacher = attempts.teacher
         groups = Groups(context, tasks, book, attempts=attempts, record=record, rates=rates)
-        prompts = PromptSource(tasks.order(rates))
+        self._passed = PassedOver(directory.passed_over)
+        prompts = PromptSource(tasks.order(rates, self._passed))
         admission = Admission(
             context, book, groups, prompts=prompts, window=self._window, idle=idle
         )
@@ -215,6 +216,7 @@ class Run:
                 await self._ending.release_replicas()
             await self._ending.close_record()
             self._rates.close()
+            self._passed.close()
             counts = await self._ending.close(*self._outcome(work))
             self._counts = counts or self._counts
 

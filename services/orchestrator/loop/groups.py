@@ -213,19 +213,24 @@ class Groups:
             self._fail(result.group, cause, problem)
             return
         self._progress.failures.in_row = 0
-        if not given:
-            rewards = [graded.reward for graded in result.graded]
-            self._rates.note(result.task.task_id, rewards)
-        if not given and self._teaches(result):
-            self.no_signal.clear()
-        elif not given:
-            self.no_signal.add(result)
-            if self.no_signal.shows_newest:
-                self._record.show([result], step=self._progress.step)
+        if given:
+            self.no_signal.interrupt()
+        else:
+            self._note_rewards(result)
         if not result.trainable and self._refill(result):
             return
         self._book.keep(result)
         self._queue(result)
+
+    def _note_rewards(self, result: GroupResult) -> None:
+        rewards = [graded.reward for graded in result.graded]
+        self._rates.note(result.task.task_id, rewards)
+        if self._teaches(result):
+            self.no_signal.clear()
+            return
+        self.no_signal.add(result)
+        if self.no_signal.shows_newest:
+            self._record.show([result], step=self._progress.step)
 
     def _teaches(self, result: GroupResult) -> bool:
         """Whether rewards that differ, or a teacher, leave something to learn from."""

@@ -23,6 +23,10 @@ class NoSignalStreak:
         self._taught += 1
         self._begin()
 
+    def interrupt(self) -> None:
+        """There was a given answer to learn from, which says nothing of the rewards."""
+        self._begin()
+
     def _begin(self) -> None:
         self._groups = 0
         self._rewards: Counter[float] = Counter()

@@ -37,14 +37,14 @@ def findings(run: RunConfig, ledger: LedgerReader) -> list[Finding]:
 
 
 def gain(
-    run: RunConfig, before: float | None, after: float | None, rewards: Sequence[float]
+    run: RunConfig, before: float | None, after: float | None, rewards: Sequence[float | None]
 ) -> tuple[str, float, float] | None:
     """By which rate a run is judged, and that rate at its beginning and its end.
 
     The held-out pass rate where it was measured twice, else the mean reward of the first and the
-    last quarter of the train steps. None for a run of few steps, and where rewards stay level
-    while a model learns: a curriculum chooses harder tasks, and dynamic sampling leaves out
-    solved ones.
+    last quarter of the train steps; a step of given answers alone has none. None for a run of
+    few steps, and where rewards stay level while a model learns: a curriculum chooses harder
+    tasks, and dynamic sampling leaves out solved ones.
     """
     if len(rewards) < _FEWEST_STEPS:
         return None
@@ -52,8 +52,11 @@ def gain(
         return "held-out pass rate", before, after
     if run.curriculum is not None or run.schedule.dynamic_sampling:
         return None
-    part = len(rewards) // _QUARTER
-    return "mean reward", fmean(rewards[:part]), fmean(rewards[-part:])
+    known = [reward for reward in rewards if reward is not None]
+    if len(known) < _FEWEST_STEPS:
+        return None
+    part = len(known) // _QUARTER
+    return "mean reward", fmean(known[:part]), fmean(known[-part:])
 
 
 def of_no_gain(

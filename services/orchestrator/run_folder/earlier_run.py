@@ -19,7 +19,9 @@ LAST = "last"
 
 _RUN_ID = re.compile(r"[\w-]{1,100}", re.ASCII)
 _OF_NAME = r"{}-\d{{8}}-\d{{6}}-[0-9a-f]+"
-_MAY_DIFFER = ("steps", "run_root", "task_file", "environment", "trackers")
+_MAY_DIFFER = ("steps", "run_root", "trackers")
+_FILES = ("task_file", "environment", "loss", "file", "dataset")
+"""Keys of a run, its algorithm and its sources whose values can be files, or begin with one."""
 _MOST_CHANGES, _WIDTH = 20, 60
 
 
@@ -151,8 +153,20 @@ def _newest(config: RunConfig) -> str | None:
 
 
 def _kept(config: RunConfig) -> dict[str, Any]:
-    """What a run keeps from its start to its end."""
-    return config.model_dump(mode="json", exclude=set(_MAY_DIFFER))
+    """What a run keeps from its start to its end.
+
+    The folder with all its files may have moved: of a file the name is kept. Only sources whose
+    name is in the ids of their tasks stay where they are, else the run would not know these again.
+    """
+    kept = config.model_dump(mode="json", exclude=set(_MAY_DIFFER))
+    movable = [kept, kept["algorithm"]]
+    pairs = zip(config.tasks, kept["tasks"], strict=True)
+    movable += [one for source, one in pairs if not source.names_its_tasks]
+    for settings in movable:
+        for key in _FILES:
+            if str(settings.get(key)).startswith("/"):
+                settings[key] = settings[key].rpartition("/")[2]
+    return kept
 
 
 def _changes(before: Any, now: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -161,6 +175,9 @@ def _changes(before: Any, now: Any, key: str = "") -> Iterator[tuple[str, Any, A
         for name in before | now:
             place = f"{key}.{name}" if key else name
             yield from _changes(before.get(name), now.get(name), place)
+    elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        for number, (old, new) in enumerate(zip(before, now, strict=True)):
+            yield from _changes(old, new, f"{key}.{number}")
     elif before != now:
         yield key, before, now
 

@@ -34,7 +34,8 @@ class RunDirectory:
     `metrics.jsonl` (one line per train step), `evaluations.jsonl` (one line per
     evaluation), `heldout_answers.jsonl` (the first answer to each held-out task at every
     evaluation), `pass_rates.jsonl` (one line per graded sample group: task and share that
-    passed), `decisions.jsonl` (one line per decision of the schedule, for `millrace replay`),
+    passed), `passed_over.jsonl` (position, source, and how many of its prompts a curriculum has
+    passed over), `decisions.jsonl` (one line per decision of the schedule, for `millrace replay`),
     `trajectories.jsonl` (answers of the model for people to read), `groups.jsonl` and
     `tokens.jsonl` (see `GroupRecord`), `timeline.jsonl` (see `Timeline`), `usage.jsonl` (see
     `follow_usage`), `log.jsonl` (see `run_log`), `summary.json`, `learning_curve.png` and, if
@@ -49,6 +50,7 @@ class RunDirectory:
         self.origin = self.path / "origin"
         self.profiles = self.path / "profiles"
         self.pass_rates = self.path / "pass_rates.jsonl"
+        self.passed_over = self.path / "passed_over.jsonl"
         self.decisions = self.path / "decisions.jsonl"
         self.groups = self.path / "groups.jsonl"
         self.tokens = self.path / "tokens.jsonl"

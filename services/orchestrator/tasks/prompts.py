@@ -16,7 +16,7 @@ class Order(Protocol):
     """An order of prompts."""
 
     def next(self, position: int) -> Prompt:
-        """The prompt to take at a position or, if that is passed over, after it."""
+        """The prompt to take at a position."""
 
 
 class PromptOrder:
@@ -133,11 +133,23 @@ class Mixture:
 
     def next(self, position: int) -> Prompt:
         """The prompt at a position: none is passed over."""
-        epoch, index = self.at(position)
+        return self.prompt(position, *self.turn(position))
+
+    def prompt(self, position: int, source: int, place: int) -> Prompt:
+        """What a place of a source's own order has, as the prompt of a position."""
+        epoch, index = self._found(source, place)
         return Prompt(position=position, epoch=epoch, task_id=self._task_ids[index])
 
     def at(self, position: int) -> tuple[int, int]:
         """Epoch of its source, and prompt index over all sources, at a 0-based position."""
+        return self._found(*self.turn(position))
+
+    def _found(self, source: int, place: int) -> tuple[int, int]:
+        epoch, index = self._orders[source].at(place)
+        return epoch, self._starts[source] + index
+
+    def turn(self, position: int) -> tuple[int, int]:
+        """Whose turn a 0-based position is: a source that has prompts, and how many it had."""
         if position < self._next:
             self._rewind()
         while self._next < position:
@@ -157,15 +169,14 @@ class Mixture:
         place = self._taken[source]
         self._taken[source] += 1
         self._next += 1
-        epoch, index = self._orders[source].at(place)
-        return epoch, self._starts[source] + index
+        return source, place
 
 
 class PromptSource:
     """Gives the next prompt of an order.
 
     Attributes:
-        position: 0-based, where the next prompt is looked for.
+        position: 0-based, of the next prompt.
     """
 
     def __init__(self, order: Order) -> None:
@@ -175,5 +186,5 @@ class PromptSource:
     def next(self) -> Prompt:
         """The next prompt; its position is passed."""
         prompt = self._order.next(self.position)
-        self.position = prompt.position + 1
+        self.position += 1
         return prompt

@@ -7,7 +7,7 @@ from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
-from services.orchestrator.tasks.curriculum import Curriculum, PassRates
+from services.orchestrator.tasks.curriculum import Curriculum, PassedOver, PassRates
 from services.orchestrator.tasks.prompts import Mixture, Order
 from services.orchestrator.tasks.task_rows import LiveRows, Rows, open_rows
 from services.protocol.errors import InvalidInput
@@ -130,8 +130,9 @@ class TaskTable(Mapping[str, Task]):
     def _add_stream(self, place: int) -> dict[str, Sequence[str]]:
         """Read the first row only."""
         source, rows = self._sources[place]
-        if any(self._sources[other][0].name == source.name for other in self._streams):
-            raise InvalidInput("tasks.stream", source.name, "It is streamed twice.")
+        if sum(other.name == source.name for other, _ in self._sources) > 1:
+            fix = "Another source has the same rows: leave one of the two out."
+            raise InvalidInput("tasks.stream", source.name, fix)
         ids = self._streams[place] = StreamedIds(source.name, len(rows))
         if ids:
             self._streamed(place, 0)
@@ -157,12 +158,14 @@ class TaskTable(Mapping[str, Task]):
             raise InvalidInput(where, "answer" if task.answer is None else "split", fix)
         return task.placed(source=source.label, environment=environment)
 
-    def order(self, rates: PassRates) -> Order:
+    def order(self, rates: PassRates, passed: PassedOver) -> Order:
         """The order in which the run uses prompts."""
         mixture, curriculum = self.mixture(self._run.seed), self._run.curriculum
         if curriculum is None:
             return mixture
-        return Curriculum(curriculum, order=mixture, rates=rates, seed=self._run.seed)
+        return Curriculum(
+            curriculum, order=mixture, rates=rates, passed=passed, seed=self._run.seed
+        )
 
     def mixture(self, seed: int) -> Mixture:
         """The order in which the tasks to learn from are used, as places in `train`."""

@@ -26,6 +26,15 @@ def _regular_expression(pattern: str) -> str:
 Pattern = Annotated[str, AfterValidator(_regular_expression)]
 
 
+def _one_at_least(expected: str | list[str]) -> str | list[str]:
+    if not expected and isinstance(expected, list):
+        raise ValueError("expected is empty, so no answer could be right: give one at least")
+    return expected
+
+
+Expected = Annotated[str | list[str], AfterValidator(_one_at_least)]
+
+
 class _TextGrader(StrictModel):
     """One question about the text of an answer, thinking left out."""
 
@@ -46,7 +55,7 @@ class ExactGrader(_TextGrader):
     """
 
     kind: Literal["exact"]
-    expected: str | list[str]
+    expected: Expected
     pattern: Pattern | None = None
     ignore_case: bool = False
 
@@ -93,6 +102,14 @@ class FormatGrader(_TextGrader):
     code: bool = False
     max_characters: int | None = Field(default=None, ge=1)
 
+    @model_validator(mode="after")
+    def _asks_for_something(self) -> Self:
+        if not (self.tags or self.boxed or self.code or self.max_characters):
+            raise ValueError(
+                "every answer would do: ask for tags, boxed: true, code: true or max_characters"
+            )
+        return self
+
 
 class MathsGrader(_TextGrader):
     r"""A mathematical answer: equal as text, else as a number, else by `math-verify`.
@@ -106,7 +123,7 @@ class MathsGrader(_TextGrader):
     """
 
     kind: Literal["maths"]
-    expected: str | list[str]
+    expected: Expected
     strict: bool = False
     timeout_s: float = Field(default=2.0, gt=0, le=60)
 

@@ -323,6 +323,25 @@ class AlgorithmConfig(StrictModel):
             )
         return self
 
+    @model_validator(mode="after")
+    def _refuse_what_shapes_rewards_of_no_weight(self) -> Self:
+        if self.has_rewards:
+            return self
+        shapes = {
+            "kl.where: reward": self.kl.in_reward,
+            "overlong_limit": self.overlong_limit is not None,
+            "advantage: gae": self.has_critic,
+            "credit: turn": self.credit == "turn",
+            "gamma": self.gamma != 1,
+        }
+        for idle in (name for name, is_set in shapes.items() if is_set):
+            instead = "use kl.where: loss" if self.kl.in_reward else f"leave {idle} out"
+            raise ValueError(
+                f"distillation.rewards: 0 learns from no reward, so {idle} would do nothing: "
+                f"give distillation.rewards above 0, or {instead}"
+            )
+        return self
+
     @property
     def decoupled(self) -> dict[str, float]:
         """Weights of the rewards that are normalised each by itself; empty for a single reward."""

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from pydantic import TypeAdapter, ValidationError
+
 from services.protocol.run.schedule import may_be_stale
 
 PresetName = Literal[
@@ -18,6 +20,7 @@ _TOGETHER = {"fixed_length": "aggregation", "overlong_buffer": "overlong_limit"}
 """Keys that mean nothing without another: where the run file has that one, they are its own."""
 _OF_SINGLE_ANSWERS = {"overlong_limit", "overlong_buffer"}
 """Keys that no preset sets in a run with an environment: there `max_tokens` bounds each call."""
+_NUMBER = TypeAdapter(int)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,9 +148,11 @@ def fill_in_run(run: Any, *, max_tokens: int) -> Any:
     filled = dict(run)
     if preset.schedule and isinstance(schedule, dict):
         filled["schedule"] = {**preset.schedule, **schedule}
-    longest = sampling.get("max_tokens", max_tokens) if isinstance(sampling, dict) else None
+    longest = None
+    if isinstance(sampling, dict):
+        longest = _whole(sampling.get("max_tokens", max_tokens))
     keys: dict[str, Any] = {}
-    if preset.of_longest and isinstance(longest, int):
+    if longest is not None:
         left_out = _OF_SINGLE_ANSWERS if _has_environment(run) else ()
         shares = {name: one for name, one in preset.of_longest.items() if name not in left_out}
         keys |= {name: int(share * longest) for name, share in shares.items()}
@@ -162,6 +167,14 @@ def _has_environment(run: dict[str, Any]) -> bool:
     tasks = run.get("tasks")
     places = [run, *(tasks if isinstance(tasks, list) else ())]
     return any(isinstance(one, dict) and one.get("environment") is not None for one in places)
+
+
+def _whole(number: Any) -> int | None:
+    """The number that a field makes of such data; None for what it refuses."""
+    try:
+        return _NUMBER.validate_python(number)
+    except ValidationError:
+        return None
 
 
 def _preset_of(algorithm: Any) -> AlgorithmPreset | None:

@@ -109,7 +109,7 @@ class TaskSource(StrictModel):
             folder; a relative path begins with `./` or `../`.
         dataset_config: which configuration of it.
         dataset_split: which split of it.
-        split: of all its tasks, where the rows do not say.
+        split: of all its tasks, where the rows do not say, or have null.
         evaluation_set: the held-out set of its held-out tasks, by which `evaluation.sets` and
             every result name it; `heldout` if it is left out.
         weight: its share of the training prompts, beside those of the other sources; 0 only for
@@ -120,7 +120,7 @@ class TaskSource(StrictModel):
             `answer`, `kind`, `difficulty`, `prompt` (a text, as the only message) or `data.NAME`.
             Columns that are not named are left alone. Without any, the rows have a task's own
             fields.
-        grader: of all its tasks, where the rows have none.
+        grader: of all its tasks, where the rows have none, or null.
         environment: of its tasks, in place of the run's (`RunConfig.environment`).
         stream: read and check rows only when their turn comes; for more than fits into memory
             or can be waited for. A task's id is then the source's name and the row's number.
@@ -156,10 +156,16 @@ class TaskSource(StrictModel):
 
     @property
     def name(self) -> str:
-        """Its name in errors."""
+        """Its name in errors, and in ids of tasks that have none of their own."""
         if self.file is not None:
             return self.file
-        return f"{self.dataset} ({self.dataset_split})"
+        parts = [part for part in (self.dataset_config, self.dataset_split) if part]
+        return f"{self.dataset} ({', '.join(parts)})"
+
+    @property
+    def names_its_tasks(self) -> bool:
+        """Whether the ids of its tasks begin with its name, as the rows have none."""
+        return self.stream or bool(self.columns and "task_id" not in self.columns)
 
     @property
     def label(self) -> str:
@@ -172,7 +178,9 @@ class TaskSource(StrictModel):
         if isinstance(fields, dict):
             task_id = f"{self.name}:{number + 1}" if self.stream else None
             defaults = {"task_id": task_id, "split": self.split, "grader": self.grader}
-            fields = {name: value for name, value in defaults.items() if value} | fields
+            # A table has a null where a row of JSON lines leaves the key out.
+            missing = [name for name in defaults if fields.get(name) is None]
+            fields = fields | {name: defaults[name] for name in missing if defaults[name]}
         return task_of(fields, where, quote=quote)
 
     def _mapped(self, row: dict[str, Any], number: int, where: str) -> dict[str, Any]:
@@ -187,8 +195,10 @@ class TaskSource(StrictModel):
                 data[field.removeprefix("data.")] = value
             elif field == "prompt":
                 fields["messages"] = [{"role": "user", "content": value}]
-            else:
-                fields[field] = str(value) if field == "task_id" else value
+            elif field != "task_id":
+                fields[field] = value
+            elif value is not None:
+                fields[field] = str(value)
         return fields | ({"data": data} if data else {})
 
 
@@ -240,7 +250,8 @@ class CurriculumConfig(StrictModel):
     """Prefer tasks that the policy solves sometimes.
 
     A task whose pass rate lies in the band, or is not known yet, is taken whenever the order
-    comes to it; any other one with the chance `floor`, so that it is looked at again.
+    comes to it; any other one with the chance `floor`, so that it is looked at again, or else
+    the next of its source is taken.
 
     Attributes:
         low: lower end of the band of pass rates, inclusive.
