@@ -120,8 +120,8 @@ class Subject:
         self._environments, self._inside = {}, inside
 
     def processes(self) -> list[int]:
-        """Those in which environments run."""
-        return [one.worker for one in self._environments.values()]
+        """Those in which environments run now; one that is being imported has none yet."""
+        return [one.worker for one in self._environments.values() if one.worker]
 
     async def play_all(self, tasks: Sequence[Task], scripts: Sequence[Any]) -> list[Outcome]:
         """One episode of each task, side by side, with the script at the same place."""

@@ -1,9 +1,12 @@
 """Tasks that `millrace audit` plays through the user's own code."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import json
+import os
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -16,13 +19,21 @@ from services.protocol.errors import InvalidInput
 from services.protocol.run.orchestrator import RunConfig
 from services.reward_service.config import RewardServiceConfig
 from services.reward_service.scoring import Scoring
-from tests.audit.test_audit import ROWS, run_file
+from tests.audit.test_audit import ROWS, ZOO, row, run_file
 
 BROKEN = "async def rollout(client, task): ...\n\nnothing_of_this_name"
 SLOW_TO_IMPORT = """
 import time
 
 time.sleep(4)
+
+async def rollout(client, task):
+    return 1.0
+"""
+
+WAITS_AT_ITS_IMPORT = """
+with open("{pipe}") as pipe:
+    pipe.readline()
 
 async def rollout(client, task):
     return 1.0
@@ -66,3 +77,39 @@ async def test_an_environment_that_cannot_be_imported_leaves_no_episode_open(
         with pytest.raises(InvalidInput, match="'nothing_of_this_name' is not defined"):
             await subject.play_all(tasks, [None] * len(tasks))
         assert "play" not in {task.get_coro().__name__ for task in asyncio.all_tasks()}
+
+
+async def test_an_environment_that_is_being_imported_is_no_process_yet(tmp_path: Path) -> None:
+    """Signals go to these numbers, and 0 stands for the audit's own process group."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    (tmp_path / "slow.py").write_text(WAITS_AT_ITS_IMPORT.format(pipe=pipe))
+    run_file(tmp_path, None, [])
+    run = yaml.safe_load((tmp_path / "run.yaml").read_text())
+    del run["task_file"]
+    run["tasks"] = []
+    for number, environment in enumerate(["slow.py:rollout", f"{ZOO}:good"]):
+        rows = [row(2 * number), row(2 * number + 1)]
+        text = "".join(json.dumps(one) + "\n" for one in rows)
+        (tmp_path / f"{number}.jsonl").write_text(text)
+        run["tasks"].append({"file": f"{number}.jsonl", "environment": environment})
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(run))
+    read = read_run_file(tmp_path / "run.yaml")
+    slow, _, quick, _ = audited_tasks(read, 4, agent=False)
+    held = os.open(pipe, os.O_RDWR)
+    during: list[list[int]] = []
+
+    async with subject_of(read) as subject:
+
+        def answer(messages: Sequence[dict[str, Any]]) -> str:
+            during.append(subject.processes())
+            os.write(held, b"go on\n")
+            return "no"
+
+        outcomes = await subject.play_all([slow, quick], [always(""), answer])
+        assert len(subject.processes()) == 2
+        assert len(during) == 1
+        assert len(during[0]) == 1
+        assert set(during[0]) < set(subject.processes())
+    os.close(held)
+    assert [one.reward for one in outcomes] == [1.0, 0.0], outcomes
