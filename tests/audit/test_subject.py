@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from examples.tiny_code.make_model import write_demonstrations, write_tasks
 from millrace_tools.audit.answers import always
 from millrace_tools.audit.policy.scripted_policy import ScriptedPolicy
 from millrace_tools.audit.subject import Subject, audited_tasks
@@ -19,8 +21,9 @@ from services.protocol.errors import InvalidInput
 from services.protocol.run.orchestrator import RunConfig
 from services.reward_service.config import RewardServiceConfig
 from services.reward_service.scoring import Scoring
-from tests.audit.test_audit import ROWS, ZOO, row, run_file
+from tests.audit.test_audit import ROWS, ZOO, graded, row, run_file
 
+WARM_UP = Path(__file__).parents[2] / "examples" / "tiny_code" / "warm_up.yaml"
 BROKEN = "async def rollout(client, task): ...\n\nnothing_of_this_name"
 SLOW_TO_IMPORT = """
 import time
@@ -113,3 +116,26 @@ async def test_an_environment_that_is_being_imported_is_no_process_yet(tmp_path:
         assert set(during[0]) < set(subject.processes())
     os.close(held)
     assert [one.reward for one in outcomes] == [1.0, 0.0], outcomes
+
+
+def test_tasks_are_spread_evenly_over_all_there_are(tmp_path: Path) -> None:
+    run_file(tmp_path, None, [graded(n, "exact", expected="x") for n in range(31)])
+    run = read_run_file(tmp_path / "run.yaml")
+
+    def taken(count: int) -> list[int]:
+        found = audited_tasks(run, count, agent=False)
+        return [int(task.task_id.removeprefix("room-")) for task in found]
+
+    assert taken(16) == [0, *range(1, 30, 2)]
+    assert taken(3) == [0, 10, 20]
+    assert taken(40) == list(range(31))
+
+
+def test_given_answers_are_not_played(tmp_path: Path) -> None:
+    shutil.copy(WARM_UP, tmp_path / "run.yaml")
+    write_tasks(tmp_path / "tasks.jsonl")
+    write_demonstrations(tmp_path / "demonstrations.jsonl", seed=0)
+    run = read_run_file(tmp_path / "run.yaml")
+    found = audited_tasks(run, 10_000, agent=False)
+    assert len(found) == len((tmp_path / "tasks.jsonl").read_text().splitlines())
+    assert {task.environment for task in found} == {None}
