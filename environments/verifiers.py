@@ -20,6 +20,7 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
+from environments.problems import problems_on_stderr
 from environments.turns import Rollout
 from services.protocol.errors import InvalidInput
 from services.protocol.run.task import Task
@@ -80,6 +81,7 @@ def task_rows(environment: Any) -> Iterator[dict[str, Any]]:
             }
 
 
+@problems_on_stderr()
 def main() -> None:
     """Write the tasks of an environment."""
     parser = argparse.ArgumentParser(description="Write a verifiers environment's tasks.")
@@ -87,8 +89,9 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="task file to write, JSON lines")
     parser.add_argument("--arguments", type=json.loads, default={}, help="of it, as JSON")
     given = parser.parse_args()
+    environment = load(given.name, **given.arguments)
     with given.out.open("w", encoding="utf-8") as file:
-        for row in task_rows(load(given.name, **given.arguments)):
+        for row in task_rows(environment):
             file.write(json.dumps(row) + "\n")
 
 
