@@ -19,6 +19,7 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
+from environments.problems import problems_on_stderr
 from environments.turns import MAX_TURNS, Read, Rollout, take_turns
 from services.protocol.errors import InvalidInput
 from services.protocol.run.task import Task
@@ -117,6 +118,7 @@ def task_rows(tasks: int, heldout: int, prompt: str) -> Iterator[dict[str, Any]]
         }
 
 
+@problems_on_stderr()
 def main() -> None:
     """Write a task file."""
     parser = argparse.ArgumentParser(description="Write tasks for a gymnasium environment.")

@@ -33,6 +33,7 @@ from typing import Any
 from openai import AsyncOpenAI
 
 from environments.harbor_task import IMAGES, HarborTask, files_below, tasks_of
+from environments.problems import problems_on_stderr
 from environments.turns import MAX_TURNS
 from services.orchestrator.rollout.sandbox import Sandbox, sandbox
 from services.protocol.errors import InvalidInput
@@ -255,6 +256,7 @@ def _fit(folder: Path, **how: Any) -> Iterator[HarborTask | InvalidInput]:
             yield problem
 
 
+@problems_on_stderr()
 def main() -> None:
     """Write a task file."""
     parser = argparse.ArgumentParser(description="Write the tasks of a folder of Harbor's.")

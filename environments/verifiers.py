@@ -21,6 +21,7 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
+from environments.problems import problems_on_stderr
 from environments.turns import Rollout
 from services.protocol.errors import InvalidInput
 from services.protocol.run.task import Task
@@ -113,6 +114,7 @@ def _row(split: str, number: int, example: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+@problems_on_stderr()
 def main() -> None:
     """Write the tasks of an environment."""
     parser = argparse.ArgumentParser(description="Write a verifiers environment's tasks.")

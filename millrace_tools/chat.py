@@ -12,6 +12,7 @@ from millrace_tools.client.services_url import (
     API_KEY,
     STARTING,
     nothing_answers,
+    split_url,
     unknown_path,
 )
 from millrace_tools.command import SERVICES_URL, command, option
@@ -44,9 +45,10 @@ def chat(arguments: argparse.Namespace, console: Console) -> int:
     """Talk to the served model.
 
     Raises:
-        InvalidInput: nothing answers, no such model is served, or the message is too long.
+        InvalidInput: the URL cannot be used, no such model is served, or the message is too long.
         NotReady: the router refuses or fails.
     """
+    split_url(arguments.url)
     # Half a second of imports that no other command needs.
     import openai
 

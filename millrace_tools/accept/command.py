@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from millrace_tools.accept.report import Report, StageReport, Verdict
-from millrace_tools.command import FAILED, RAY_ADDRESS, command, option
+from millrace_tools.command import FAILED, command, option
 from millrace_tools.output import print_line
 from services.disk import replace_file, write_problem
 from services.protocol.errors import InvalidInput
@@ -24,7 +24,7 @@ _STYLES = {Verdict.PASSED: "green", Verdict.FAILED: "bold red", Verdict.NOT_TRIE
 
 @command(
     "accept",
-    RAY_ADDRESS,
+    option("--address", help="of a Ray cluster whose nodes are measured, too (none)"),
     option("--stage", action="append", metavar="NAME", help="only this one; may be repeated"),
     option("--quick", action="store_true", help="shorter stages, which prove less"),
     option("--json", action="store_true", help="print the report, and nothing else"),

@@ -7,23 +7,27 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from millrace_tools.agents.containers import Containers, network_of
 from millrace_tools.agents.episode import Episode
 from millrace_tools.agents.work import Offers, Work
-from millrace_tools.client.services_url import http_client
+from millrace_tools.client.services_url import http_client, split_url
 from millrace_tools.command import SERVICES_URL, command, option
 from millrace_tools.output import print_line
 from services.protocol.errors import InvalidInput, NotReady
+from services.retry import doubling
 
 _WAIT_S = 5.0
 """A worker asks for an episode again after so long; at an end the command waits for that."""
-_PAUSE_S = 1.0
+_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 15.0
+_REPORT_S = 600.0
+"""Until then another router has taken the place of one that was killed, with its sessions."""
 _IN_CONTAINERS = ("memory", "cpus", "pids", "network", "container_url", "run_arg")
 
 
@@ -49,8 +53,7 @@ def agent_run(arguments: argparse.Namespace, console: Console) -> int:
     """Play a run's episodes with a program of your own.
 
     Raises:
-        InvalidInput: an option cannot be used, or nothing answers.
-        NotReady: the router refuses or fails.
+        InvalidInput: an option cannot be used, or no router answers at the first call.
     """
     for name in ("parallel", "timeout", "episodes", "idle", "cpus", "pids"):
         value = getattr(arguments, name)
@@ -62,9 +65,11 @@ def agent_run(arguments: argparse.Namespace, console: Console) -> int:
         runner = Runner(arguments, offers, console, containers)
         if containers is not None and (removed := containers.remove_orphans()):
             print_line(f"removed {removed} containers of an agent-run that was killed", console)
-        with runner.ended_by_signals():
-            runner.run()
-    print_line(runner.summary(), console)
+        try:
+            with runner.ended_by_signals():
+                runner.run()
+        finally:
+            print_line(runner.summary(), console)
     return 128 + runner.signal if runner.signal else 0
 
 
@@ -76,6 +81,8 @@ def _containers(arguments: argparse.Namespace) -> Containers | None:
         return None
     if ":" in str(arguments.logs.resolve()):
         raise InvalidInput("--logs", str(arguments.logs), "Containers need a path without colons.")
+    if arguments.container_url is not None:
+        split_url(arguments.container_url, "--container-url")
     url, cpus = arguments.container_url or arguments.url, arguments.cpus
     settings = [
         f"--memory={arguments.memory or '4g'}",
@@ -110,12 +117,19 @@ class Runner:
         self._ended: Counter[str] = Counter()
 
     def run(self) -> None:
-        """Play until there is no more to play, or the user interrupts it."""
+        """Play until there is no more to play, or the user interrupts it.
+
+        What one worker cannot go on from ends the programs of the others, and is raised.
+        """
         with ThreadPoolExecutor(self._arguments.parallel, "episode") as threads:
             workers = [threads.submit(self._work) for _ in range(self._arguments.parallel)]
             try:
-                for worker in workers:
+                ended, _ = wait(workers, return_when=FIRST_EXCEPTION)
+                for worker in ended:
                     worker.result()
+            except BaseException:
+                os.eventfd_write(self._abandoned, 1)
+                raise
             finally:
                 self._stopped.set()
 
@@ -170,10 +184,27 @@ class Runner:
             containers=self._containers,
         )
         ending = episode.play(self._arguments.timeout, self._abandoned)
-        known = self._offers.end(work.session, ending)
+        known = self._reported(work.session, ending)
         if "failure" in ending:
             print_line(f"{work.session}: {ending['failure']} ({folder})", self._console, "dim")
+        if known is None:
+            return "not reported"
         return "failed" if "failure" in ending else "finished" if known else "ended elsewhere"
+
+    def _reported(self, session: str, ending: dict[str, Any]) -> bool | None:
+        """As `Offers.end`; None if the router is away for too long, or at the command's end."""
+        deadline = time.monotonic() + _REPORT_S
+        for pause_s in doubling(_PAUSE_S, _LONGEST_PAUSE_S):
+            last = self._stopped.is_set() or time.monotonic() > deadline
+            try:
+                return self._offers.end(session, ending)
+            except NotReady as away:
+                then = "its end is not reported" if last else "reporting its end again"
+                print_line(f"{session}: {away}; {then}", self._console, "dim")
+            if last:
+                break
+            self._stopped.wait(pause_s)
+        return None
 
     @property
     def _url(self) -> str:

@@ -4,6 +4,7 @@ import argparse
 import os
 from dataclasses import dataclass
 
+from millrace_tools.client.services_url import split_url
 from services.protocol.errors import InvalidInput
 
 
@@ -29,8 +30,8 @@ def check_server(arguments: argparse.Namespace, prefix: str = "") -> None:
         InvalidInput: it is no URL, or the variable is not set.
     """
     url, key_env = _given(arguments, prefix, "url"), _given(arguments, prefix, "key_env")
-    if url is not None and not url.startswith(("http://", "https://")):
-        raise InvalidInput(f"--{prefix}url", url, "It begins with http:// or https://.")
+    if url is not None:
+        split_url(url, f"--{prefix}url")
     if key_env is not None and key_env not in os.environ:
         fix = "There is no such environment variable."
         raise InvalidInput(f"--{prefix}key-env", key_env, fix)

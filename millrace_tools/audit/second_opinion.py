@@ -71,9 +71,9 @@ class SecondOpinion:
             return await self._compared(task, known, said)
         told = "\n".join(f"{one.get('role')}: {one.get('content')}" for one in asked)
         found = await self._asked(self._judge, told, known, said)
-        if found[0] is Opinion.WRONG and not await self._is_trusted(self._judge, task, told, known):
-            return Opinion.UNKNOWN, "the judge is wrong about known answers to this task"
-        return found
+        if found[0] is Opinion.UNKNOWN or await self._is_trusted(self._judge, task, told, known):
+            return found
+        return Opinion.UNKNOWN, "the judge is wrong about known answers to this task"
 
     async def _compared(self, task: Task, known: Sequence[str], said: str) -> Reason:
         """By comparison only a short answer is wrong: another program may be right as well."""

@@ -120,8 +120,8 @@ class Subject:
         self._environments, self._inside = {}, inside
 
     def processes(self) -> list[int]:
-        """Those in which environments run."""
-        return [one.worker for one in self._environments.values()]
+        """Those in which environments run now; one that is being imported has none yet."""
+        return [one.worker for one in self._environments.values() if one.worker]
 
     async def play_all(self, tasks: Sequence[Task], scripts: Sequence[Any]) -> list[Outcome]:
         """One episode of each task, side by side, with the script at the same place."""
@@ -229,7 +229,7 @@ class Subject:
 
 
 def audited_tasks(run: RunConfig, count: int, *, agent: bool) -> list[Task]:
-    """Tasks of the run, spread evenly over all there are.
+    """Tasks of the run, spread evenly over all for which it samples answers.
 
     Raises:
         InvalidInput: agents play them and none is given, or the files cannot be used.
@@ -243,6 +243,7 @@ def audited_tasks(run: RunConfig, count: int, *, agent: bool) -> list[Task]:
     if agent and OUTSIDE not in run.environments:
         fix = "It is for tasks whose environment is `external`, and the run file has none."
         raise InvalidInput("--agent", run.environment, fix)
-    tasks = list(TaskTable(run).values())
-    step = max(1, len(tasks) // count)
-    return tasks[::step][:count]
+    # At least the held-out ones are left: given answers are for training alone.
+    tasks = [task for task in TaskTable(run).values() if not task.given]
+    count = min(count, len(tasks))
+    return [tasks[place * len(tasks) // count] for place in range(count)]

@@ -28,8 +28,8 @@ def http_client(url: str, timeout: httpx.Timeout | float) -> httpx.Client:
     return httpx.Client(base_url=url, timeout=timeout, trust_env=False, headers=key)
 
 
-def split_url(url: str) -> SplitResult:
-    """The parts of a URL of the services.
+def split_url(url: str, field: str = "--url") -> SplitResult:
+    """The parts of a URL of the services, or of another server that the option `field` names.
 
     Raises:
         InvalidInput: it is not a URL.
@@ -41,7 +41,7 @@ def split_url(url: str) -> SplitResult:
             raise ValueError("write it like http://127.0.0.1:8000")
         _ = parts.port  # raises where it is no number
     except (httpx.InvalidURL, ValueError) as error:
-        raise InvalidInput("--url", url, f"It is not a URL: {error}.") from None
+        raise InvalidInput(field, url, f"It is not a URL: {error}.") from None
     return parts
 
 

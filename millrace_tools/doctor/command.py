@@ -14,6 +14,7 @@ from millrace_tools.command import FAILED, RAY_ADDRESS, command, option
 from millrace_tools.doctor import across, checks
 from millrace_tools.doctor.checks import Finding, Grade
 from millrace_tools.doctor.facts import Machine, Node
+from services.protocol.errors import InvalidInput
 
 _STYLES = {Grade.GOOD: "green", Grade.NOTE: "yellow", Grade.FAULT: "bold red"}
 
@@ -29,8 +30,11 @@ Findings = dict[str, Finding]
 def doctor(arguments: argparse.Namespace, console: Console) -> int:
     """Show what this machine or cluster can do, and the fix for each fault.
 
-    Raises as `look_at_nodes` does.
+    Raises:
+        InvalidInput: an address without `--cluster`, or as `look_at_nodes` does.
     """
+    if arguments.address is not None and not arguments.cluster:
+        raise InvalidInput("--address", arguments.address, "It needs --cluster.")
     logging.getLogger("millrace.reward_service").setLevel(logging.WARNING)
     found: dict[str, Findings] = {"cluster": {}}
     # Only this command needs the probes, and Ray takes a second to import.

@@ -284,6 +284,13 @@ def test_the_command_writes_a_task_file_and_says_what_it_leaves_out(tmp_path: Pa
     assert len(answers.read_text().splitlines()) == 3
 
 
+def test_the_command_names_a_folder_without_tasks(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "environments.harbor", str(tmp_path), str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == f"folder: {str(tmp_path)!r} is not usable. It has no FOLDER/task.toml.\n"
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("replica")
 def test_an_audit_pays_reference_solutions_and_nothing_else(tmp_path: Path) -> None:

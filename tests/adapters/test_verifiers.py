@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from environments.verifiers import load, task_rows, verifiers_rollout
+from environments.verifiers import load, main, task_rows, verifiers_rollout
 from services.orchestrator.rollout.policy_client import PolicyCalls, connections, policy_client
 from services.protocol.errors import InvalidInput
 from services.protocol.run.task import Task
@@ -53,6 +53,21 @@ def test_without_verifiers_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "verifiers", None)
     with pytest.raises(InvalidInput, match="pip install 'millrace"):
         load("anything")
+
+
+def test_the_command_names_what_it_lacks_and_leaves_the_task_file_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "tasks.jsonl"
+    out.write_text("of before")
+    monkeypatch.setitem(sys.modules, "verifiers", None)
+    monkeypatch.setattr(sys, "argv", ["verifiers", "anything", str(out)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "pip install 'millrace" in line
+    assert out.read_text() == "of before"
 
 
 @pytest.fixture

@@ -124,6 +124,13 @@ def test_tasks_with_a_grader_need_no_environment(tmp_path: Path) -> None:
     assert found["operations.memory"]["verdict"] == "not measured"
 
 
+def test_one_episode_alone_has_its_time(tmp_path: Path) -> None:
+    only = ["operations.time"]
+    status, found, said = audited(tmp_path, "good", ROWS, only=only, tasks=1, episodes=1)
+    assert status == 0, said
+    assert found["operations.time"]["evidence"].startswith("median ")
+
+
 @pytest.mark.parametrize("option", ["tasks", "episodes", "parallel", "timeout"])
 def test_a_bad_option_is_named(tmp_path: Path, option: str) -> None:
     status, _, said = audited(tmp_path, "good", ROWS, **{option: 0})

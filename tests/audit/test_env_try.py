@@ -4,6 +4,8 @@ import asyncio
 import sys
 from pathlib import Path
 
+import pytest
+
 from millrace_tools.audit.answers import always
 from millrace_tools.audit.policy.scripted_policy import ScriptedPolicy
 from services.protocol.router import SESSION_HEADER
@@ -64,7 +66,8 @@ async def test_a_server_that_fails_is_named_and_no_reward(tmp_path: Path) -> Non
     assert "no reward: environment_raised" in said
 
 
-async def test_a_bad_url_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "http://localhost:8000:"])
+async def test_a_bad_url_is_named(tmp_path: Path, url: str) -> None:
     run_file(tmp_path, "good", ROWS)
-    status, said = await tried(tmp_path, "127.0.0.1:8000")
-    assert (status, "--url" in said) == (2, True)
+    status, said = await tried(tmp_path, url)
+    assert (status, said.startswith(f"error: --url: '{url}'")) == (2, True), said

@@ -9,8 +9,11 @@ import yaml
 
 from millrace_tools.audit.answers import turns
 from millrace_tools.audit.audit import CHECKS
+from millrace_tools.audit.checks.known import read_labelled_answers
 from millrace_tools.deploy.run_file import read_run_file
-from tests.audit.test_audit import ROWS, audit_of, audited
+from services.protocol.errors import InvalidInput
+from services.protocol.run.task import GIVEN, Task
+from tests.audit.test_audit import ROWS, audit_of, audited, row
 
 GOOD = {"task_id": "room-1", "good": ["k1037", ["k1037", "again"]], "bad": ["k1038"]}
 BAD = {"task_id": "room-2", "good": ["k9999"], "bad": ["k1074"]}
@@ -39,6 +42,14 @@ def test_an_answer_to_a_task_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert status == 2
     assert "answers.jsonl:1: task_id" in said
     assert "room-99" in said
+
+
+def test_an_answer_to_a_task_that_is_never_played_is_named(tmp_path: Path) -> None:
+    answers = tmp_path / "answers.jsonl"
+    answers.write_text(json.dumps(GOOD))
+    given = Task.model_validate(row(1) | {"answer": "k1037"}).placed(source="", environment=GIVEN)
+    with pytest.raises(InvalidInput, match=r"answers.jsonl:1: task_id: 'room-1'"):
+        read_labelled_answers(str(answers), {"room-1": given})
 
 
 def test_each_call_of_an_episode_has_its_own_answer() -> None:

@@ -152,3 +152,9 @@ def test_nothing_listening_is_one_clear_line(
     assert main(["chat", "a", "--url", closed_url]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"error: --url: '{closed_url}' -> Nothing answers there.")
+
+
+def test_an_address_that_is_no_url_is_one_clear_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", "a", "--url", "http://localhost:8000:"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: --url: 'http://localhost:8000:' -> It is not a URL: ")

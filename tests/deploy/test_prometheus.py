@@ -107,6 +107,11 @@ def test_rules_ask_for_metrics_and_records_that_exist() -> None:
         assert set(re.findall(r"millrace:\w+:\w+", rule["expr"])) <= recorded, rule
 
 
+def test_alerts_count_events_by_records_which_see_the_first_of_a_kind() -> None:
+    for name, rule in alerts().items():
+        assert "increase(" not in rule["expr"], name
+
+
 def test_every_label_value_that_an_alert_asks_for_is_one_that_the_code_writes() -> None:
     source = "\n".join(file.read_text() for file in (ROOT / "services").rglob("*.py"))
     for name, rule in alerts().items():

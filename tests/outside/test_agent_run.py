@@ -156,3 +156,10 @@ async def test_options_of_containers_need_an_image(cluster, tmp_path):
     status, written = await run(cluster, tmp_path / "logs", "true", container_url="http://a:1")
     assert status == 2
     assert "--container-url: 'http://a:1' -> It needs --image." in written
+
+
+async def test_an_address_for_containers_that_is_no_url_is_named(cluster, tmp_path):
+    options = {"image": "none", "container_url": "http://a:1:"}
+    status, written = await run(cluster, tmp_path / "logs", "true", **options)
+    assert status == 2
+    assert "--container-url: 'http://a:1:' -> It is not a URL" in written

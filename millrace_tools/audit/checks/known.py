@@ -43,7 +43,7 @@ def read_labelled_answers(path: str, tasks: Mapping[str, Task]) -> list[Labelled
     """The lines of the file.
 
     Raises:
-        InvalidInput: naming the line, and its task if there is no such one.
+        InvalidInput: naming the line, and its task if the run has no such one or never plays it.
     """
     found = []
     for number, line in enumerate(read_text_file(path, field="--answers").splitlines(), 1):
@@ -57,6 +57,9 @@ def read_labelled_answers(path: str, tasks: Mapping[str, Task]) -> list[Labelled
         one = LabelledAnswers.from_data(data, source=where)
         if one.task_id not in tasks:
             raise InvalidInput(f"{where}: task_id", one.task_id, "The run has no such task.")
+        if tasks[one.task_id].given:
+            fix = "The run learns from its given answer, and plays it never: leave it out."
+            raise InvalidInput(f"{where}: task_id", one.task_id, fix)
         found.append(one)
     return found
 

@@ -54,7 +54,8 @@ def cpu_seconds() -> float:
 
 def _time(played: Sequence[Outcome]) -> Finding:
     seconds = [one.seconds for one in played]
-    middle, late = median(seconds), quantiles(seconds, n=20)[-1]
+    middle = median(seconds)
+    late = quantiles(seconds, n=20)[-1] if len(seconds) > 1 else middle
     verdict = Verdict.WARN if late > max(1.0, _SLOW * middle) else Verdict.PASS
     said = f"median {middle:.3g} s, 95 of 100 below {late:.3g} s, at most {max(seconds):.3g} s"
     question = "How long does an episode take beside the model?"

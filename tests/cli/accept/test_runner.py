@@ -16,6 +16,7 @@ from millrace_tools.accept.report import Figure, Hardware, Report, Verdict
 from millrace_tools.accept.stage import NotTried, Outcome, Stage
 from millrace_tools.accept.stages import every
 from millrace_tools.command import FAILED
+from millrace_tools.main import main
 from services.protocol.errors import InvalidInput, NotReady
 
 MACHINE = Hardware(cpu="a processor", cores=2, memory_gib=8.0, system="Linux 6.1")
@@ -141,6 +142,16 @@ def test_the_command_writes_report_and_page_and_fails_if_a_stage_did(
     report = Report.read(folder / "accept.json")
     assert [one.name for one in report.failed] == ["bad"]
     assert "no &lt;good&gt;" in (folder / "accept.html").read_text()
+
+
+def test_the_help_promises_no_cluster_that_is_not_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["accept", "--help"])
+    told = capsys.readouterr().out
+    assert "--address" in told
+    assert "RAY_ADDRESS" not in told
 
 
 def test_json_is_the_report_and_nothing_else(

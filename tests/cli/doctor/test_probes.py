@@ -102,6 +102,12 @@ def test_the_quickest_look_at_a_clock_counts(monkeypatch: pytest.MonkeyPatch) ->
     assert clock_of(lambda: next(theirs)) == (93.0, 0.5)
 
 
+def test_an_address_without_its_cluster_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--address", "head:6379"]) == 2
+    told = capsys.readouterr().err
+    assert told == "error: --address: 'head:6379' -> It needs --cluster.\n"
+
+
 def test_piped_the_command_prints_facts_and_findings_as_json(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
