@@ -30,6 +30,7 @@ from services.reward_service.workspaces.jails.workspace_jail import WorkspaceJai
 from services.reward_service.workspaces.network.networks import Networks
 from services.reward_service.workspaces.quotas import Quotas
 from services.reward_service.workspaces.registry import Registry
+from services.reward_service.workspaces.running.files import MAX_ENTRIES
 from services.reward_service.workspaces.running.programs import Programs
 from services.reward_service.workspaces.running.turns import Turns
 from services.reward_service.workspaces.self_test import prove
@@ -247,6 +248,9 @@ class Workspaces:
             value, most = getattr(spec, name), getattr(self._config, limit)
             if value > most:
                 raise InvalidInput(name, value, f"Ask for at most {most:g} ({limit}).")
+        if len(spec.files) > MAX_ENTRIES:
+            fix = f"Give at most {MAX_ENTRIES}: open it without them and upload an archive."
+            raise InvalidInput("files", f"{len(spec.files)} files", fix)
         if spec.network and self.tier != "A":
             fix = "Without namespaces (tier B) there is none: leave it out, or install bubblewrap."
             raise InvalidInput("network", spec.network, fix)
