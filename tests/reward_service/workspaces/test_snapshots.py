@@ -55,6 +55,26 @@ async def test_forks_begin_with_the_same_files_and_variables_and_part_then(
 
 
 @ON_ONE_LOOP
+async def test_a_fork_has_links_that_lead_out_as_programs_made_them(
+    workspaces: Workspaces, opened: Opener
+) -> None:
+    """`python -m venv` makes some."""
+    workspace = await opened(files={"a/f": "1"})
+    await workspace.exec(ExecCall(shell="ln -s /usr/bin/env a/env; ln -s ../../../nowhere a/up"))
+    await cell(workspace, "x = 1")
+    (fork,) = await workspaces.fork(workspace, 1)
+    try:
+        shown = await fork.exec(ExecCall(shell="readlink a/env a/up; a/env echo runs"))
+        assert shown.stdout == "/usr/bin/env\n../../../nowhere\nruns\n"
+        with pytest.raises(InvalidInput):
+            await fork.unpack("again", await fork.archive("a"), "tar")
+        with pytest.raises(InvalidInput):
+            await fork.read("a/env", max_bytes=1 << 20)
+    finally:
+        await fork.close("closed")
+
+
+@ON_ONE_LOOP
 async def test_a_snapshot_outlives_its_workspace_until_it_is_dropped(
     workspaces: Workspaces, opened: Opener
 ) -> None:
