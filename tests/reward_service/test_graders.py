@@ -361,6 +361,10 @@ async def test_a_composition_adds_weighted_rewards(graders: Scoring) -> None:
     assert score.reward == pytest.approx(0.4)
     assert (score.verdict, score.passed, score.total) == (Verdict.WRONG_ANSWER, 2, 3)
     assert [part.reward for part in score.parts] == [1.0, 0.0, 1.0]
+    whole = [
+        {"grader": {"kind": "regex", "pattern": "."}, "weight": one} for one in (0.7, 0.2, 0.1)
+    ]
+    assert (await graded(graders, "x", kind="weighted", parts=whole)).reward == 1.0
     parts.append({"grader": {"kind": "http", "name": "never"}, "weight": 0.0})
     score = await graded(graders, r"\boxed{42}", kind="weighted", parts=parts)
     assert (score.verdict, score.reward) == (Verdict.INFRA_ERROR, None)
