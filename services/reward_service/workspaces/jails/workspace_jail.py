@@ -36,12 +36,17 @@ class WorkspaceJail:
 
     Jails are started from the event loop's own thread: the kernel ends one together with the
     thread that started it.
+
+    Attributes:
+        disk: bytes that its files take, and bytes that are free.
+        cpu_s: processor seconds of its orders, as far as their processes have ended.
     """
 
     def __init__(self, settings: JailSettings, spec: OpenWorkspace) -> None:
         self.name = f"millrace-workspace-{secrets.token_hex(8)}"
         self.agent = 0
         self.disk = [0, 0]
+        self.cpu_s = 0.0
         self.proxy_socket: socket.socket | None = None
         self.proxy: WorkspaceProxy | None = None
         self.spec = spec
@@ -157,6 +162,7 @@ class WorkspaceJail:
             raise JailLost("the jail hung up")
         if "failed" in reply:
             raise WorkspaceFault(reply["failed"])
+        self.cpu_s += reply["cpu_s"]
         if self._folder is None:
             self.disk = reply["disk"]
         elif order.get("changes", True):
