@@ -2,6 +2,7 @@
 
 import asyncio
 from functools import partial
+from itertools import count
 
 import pytest
 
@@ -72,6 +73,29 @@ async def test_a_fork_has_links_that_lead_out_as_programs_made_them(
             await fork.read("a/env", max_bytes=1 << 20)
     finally:
         await fork.close("closed")
+
+
+@ON_ONE_LOOP
+async def test_a_client_that_leaves_during_a_fork_leaves_no_workspace_open(
+    workspaces: Workspaces, opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace = await opened()
+    honest, one_is_open, number = workspaces.open, asyncio.Event(), count()
+
+    async def open_first(spec: OpenWorkspace, *, owner: str) -> Workspace:
+        if next(number):
+            await asyncio.Event().wait()
+        fork = await honest(spec, owner=owner)
+        one_is_open.set()
+        return fork
+
+    monkeypatch.setattr(workspaces, "open", open_first)
+    forking = asyncio.create_task(workspaces.fork(workspace, 2))
+    await one_is_open.wait()
+    forking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await forking
+    assert workspaces.of(OWNER) == [workspace]
 
 
 @ON_ONE_LOOP
