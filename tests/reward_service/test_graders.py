@@ -302,6 +302,26 @@ async def test_a_helper_that_is_gone_is_no_answers_doing(graders: Scoring) -> No
 
 
 @ON_ONE_LOOP
+async def test_a_call_that_nobody_waits_for_is_ended(graders: Scoring) -> None:
+    """Or more of them than `user_grader_processes` would run."""
+    wanted = {"kind": "python", "name": "odd", "arguments": {"what": "hang"}, "timeout_s": 600}
+    assert (await graded(graders, "good", **wanted)).reward == 1.0, "the helper runs"
+    helper = psutil.Process(graders.tools._users._process.pid)
+    asked = asyncio.create_task(graded(graders, "x", **wanted))
+    deadline = time.monotonic() + 60
+    while not (calls := helper.children()):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+    (call,) = calls
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    await asyncio.to_thread(call.wait, 30)  # by itself it would end after a minute
+    assert helper.is_running()
+    assert (await graded(graders, "good", **wanted)).reward == 1.0
+
+
+@ON_ONE_LOOP
 async def test_a_users_endpoint_is_asked_twice(graders: Scoring) -> None:
     arguments = {"reward": 0.25, "fail_once": True}
     score = await graded(graders, "x", kind="http", name="judge", arguments=arguments)
