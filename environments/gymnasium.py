@@ -22,6 +22,7 @@ from openai import AsyncOpenAI
 from environments.problems import problems_on_stderr
 from environments.turns import MAX_TURNS, Read, Rollout, take_turns
 from services.protocol.errors import InvalidInput
+from services.protocol.reward.reward_sum import reward_sum
 from services.protocol.run.task import Task
 
 
@@ -75,7 +76,7 @@ def gymnasium_rollout(
 
         seen, _ = await asyncio.to_thread(environment.reset, seed=task.data.get("seed"))
         await take_turns(client, task, show(seen), action, step, max_turns)
-        return sum(rewards)
+        return reward_sum(rewards)
 
     return rollout
 

@@ -30,6 +30,7 @@ from openai import AsyncOpenAI
 
 from environments.turns import MAX_TURNS, Rollout, take_turns
 from services.protocol.errors import InvalidInput
+from services.protocol.reward.reward_sum import reward_sum
 from services.protocol.run.task import Task
 
 Act = Mapping[str, Callable[[str], Any]] | Callable[[str], Mapping[str, Any]]
@@ -164,7 +165,7 @@ def openenv_rollout(
 
             if not seen.done:
                 await take_turns(policy, task, words(seen.observation), action, step, max_turns)
-            return sum(rewards)
+            return reward_sum(rewards)
 
     return rollout
 

@@ -17,6 +17,7 @@ from services.orchestrator.tasks.task_table import TaskTable
 from services.protocol.errors import InvalidInput
 from services.protocol.reward.grader import MathsGrader
 from services.protocol.reward.reward_service import ScoreJob
+from services.protocol.reward.reward_sum import reward_sum
 from services.protocol.router import SESSION_HEADER
 from services.protocol.run.orchestrator import RunConfig
 from services.protocol.run.task import LIVE, OUTSIDE, Task
@@ -174,7 +175,7 @@ class Subject:
             return await self._by_agent(task, episode, self._agent)
         outcome = await environment.run(self._order(task, episode))
         if "rewards" in outcome:
-            return float(sum(outcome["rewards"].values()))
+            return reward_sum(outcome["rewards"].values())
         if "reward" in outcome:
             return float(outcome["reward"])
         return await self._graded(task, str(outcome["text"]))

@@ -24,6 +24,7 @@ from services.protocol.reward.grader import (
     WeightedGrader,
 )
 from services.protocol.reward.reward_service import Score, ScoreJob, Verdict
+from services.protocol.reward.reward_sum import reward_sum
 from services.reward_service.config import RewardServiceConfig
 from services.reward_service.graders.code import AnyCode, grade_code
 from services.reward_service.graders.judge import grade_judge
@@ -34,7 +35,7 @@ from services.reward_service.grading.helper_process import CallFailed, HelperFai
 from services.reward_service.grading.tools import Tools
 from services.reward_service.sandbox.core_queue import QueueFull
 from services.reward_service.sandbox.sandbox import Sandbox, recorded_uses
-from services.side_by_side import cancel
+from services.side_by_side import cancel, gathered
 
 _log = Log("reward_service")
 _BEGUN_AT_ONCE = 8
@@ -160,7 +161,7 @@ class Scoring:
     async def _grade(self, completion: str, grader: AnyGrader) -> Score:
         if isinstance(grader, WeightedGrader):
             parts = (self._grade(completion, part.grader) for part in grader.parts)
-            return _weighted(grader, await asyncio.gather(*parts))
+            return _weighted(grader, await gathered(parts))
         try:
             return await GRADERS[type(grader)](completion, grader, self.tools)
         except HelperTimeout as late:  # the answer's own doing: hiding in it must not spare a zero
@@ -186,7 +187,7 @@ def _weighted(grader: WeightedGrader, parts: Sequence[Score]) -> Score:
     failed = next((part for part in parts if part.verdict is not Verdict.ACCEPTED), None)
     return Score(
         verdict=Verdict.ACCEPTED if failed is None else failed.verdict,
-        reward=sum(
+        reward=reward_sum(
             declared.weight * (part.reward or 0.0)
             for declared, part in zip(grader.parts, parts, strict=True)
         ),

@@ -12,6 +12,7 @@ from services.orchestrator.core.results import Graded, GroupResult
 from services.orchestrator.rollout.environment_host import _outcome
 from services.orchestrator.rollout.scoring import REWARD_NAMES, weighed
 from services.protocol.reward.reward_service import Score, Verdict
+from services.protocol.reward.reward_sum import reward_sum
 from services.protocol.run.orchestrator import RunState
 from services.protocol.run.task import Task
 from services.protocol.trajectory import Trajectory
@@ -76,6 +77,16 @@ def test_an_answers_reward_is_the_weighted_sum() -> None:
     assert weighed(score(rewards={"correct": 1.0, "format": 0.5}), WEIGHTS).reward == 1.1
     kept = score(rewards={"style": 3.0})
     assert weighed(kept, {}) is kept
+
+
+def test_weights_that_add_up_to_one_make_a_passed_answer_of_full_rewards() -> None:
+    weights = {"correct": 0.7, "format": 0.2, "style": 0.1}
+    assert weighed(score(rewards=dict.fromkeys(weights, 1.0)), weights).reward == 1.0
+
+
+def test_rewards_that_are_too_large_have_no_finite_sum() -> None:
+    assert reward_sum([1e308, 1e308]) == math.inf
+    assert math.isnan(reward_sum([math.inf, -math.inf]))
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,15 @@ def test_a_call_that_is_killed_before_it_has_read_its_request_is_said_to_be_late
         assert ours.recv(100) == b"", "the end, and not an error"
 
 
+def test_a_reply_is_complete_though_processes_of_later_calls_hold_its_stream() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs.dup(), subprocess.Popen(["true"]) as ended:
+        call = helper_main._Call(ended.pid, theirs, 600.0)
+        call.close()
+        ours.settimeout(60)
+        assert ours.recv(100) == b""
+
+
 def test_waiting_for_a_core_is_no_part_of_a_calls_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     now, waited = [100.0], [0.0]
     monkeypatch.setattr(helper_main.time, "monotonic", lambda: now[0])

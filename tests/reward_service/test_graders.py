@@ -133,6 +133,23 @@ async def test_a_form_is_all_that_is_asked_for(
     [
         (r"so \boxed{42}", "42", True, True),
         ("The answer is 42.", "42", True, False),
+        ("The answer is **42**.", "42", True, False),
+        ("The answer is **42.**", "42", True, False),
+        ("The answer is *42*.", "42", True, False),
+        ("The answer is __42__.", "42", True, False),
+        ("The answer is `42`.", "42", True, False),
+        ("The answer is **3/4**.", "0.75", True, False),
+        ("The answer is **1,234**.", "1234", True, False),
+        ("The answer is **-7**.", "-7", True, False),
+        ("The answer is: **B**.", "B", True, False),
+        ("The answer is **.5**.", "0.5", True, False),
+        ("The answer is .5", "0.5", True, False),
+        ("The answer is $42$.", "42", True, False),
+        ("The answer is **$42$**.", "42", True, False),
+        (r"The answer is \(42\).", "42", True, False),
+        (r"The answer is **\(42\)**.", "42", True, False),
+        ("The answer is 2*3*7.", "42", True, False),
+        ("The answer is 4*2.", "42", False, False),
         (r"\boxed{1,234.50}", "1234.5", True, True),
         (r"\boxed{\frac{2}{4}}", "0.5", True, False),
         (r"\boxed{\frac{1}{2}}", "0.5", True, True),
@@ -285,6 +302,26 @@ async def test_a_helper_that_is_gone_is_no_answers_doing(graders: Scoring) -> No
 
 
 @ON_ONE_LOOP
+async def test_a_call_that_nobody_waits_for_is_ended(graders: Scoring) -> None:
+    """Or more of them than `user_grader_processes` would run."""
+    wanted = {"kind": "python", "name": "odd", "arguments": {"what": "hang"}, "timeout_s": 600}
+    assert (await graded(graders, "good", **wanted)).reward == 1.0, "the helper runs"
+    helper = psutil.Process(graders.tools._users._process.pid)
+    asked = asyncio.create_task(graded(graders, "x", **wanted))
+    deadline = time.monotonic() + 60
+    while not (calls := helper.children()):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+    (call,) = calls
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    await asyncio.to_thread(call.wait, 30)  # by itself it would end after a minute
+    assert helper.is_running()
+    assert (await graded(graders, "good", **wanted)).reward == 1.0
+
+
+@ON_ONE_LOOP
 async def test_a_users_endpoint_is_asked_twice(graders: Scoring) -> None:
     arguments = {"reward": 0.25, "fail_once": True}
     score = await graded(graders, "x", kind="http", name="judge", arguments=arguments)
@@ -344,6 +381,10 @@ async def test_a_composition_adds_weighted_rewards(graders: Scoring) -> None:
     assert score.reward == pytest.approx(0.4)
     assert (score.verdict, score.passed, score.total) == (Verdict.WRONG_ANSWER, 2, 3)
     assert [part.reward for part in score.parts] == [1.0, 0.0, 1.0]
+    whole = [
+        {"grader": {"kind": "regex", "pattern": "."}, "weight": one} for one in (0.7, 0.2, 0.1)
+    ]
+    assert (await graded(graders, "x", kind="weighted", parts=whole)).reward == 1.0
     parts.append({"grader": {"kind": "http", "name": "never"}, "weight": 0.0})
     score = await graded(graders, r"\boxed{42}", kind="weighted", parts=parts)
     assert (score.verdict, score.reward) == (Verdict.INFRA_ERROR, None)

@@ -44,6 +44,11 @@ def test_each_policy_rewards_as_declared(passed: set[int], rewards: tuple[float,
     assert tuple(policy_reward(policy, TESTS, passed) for policy in POLICIES) == rewards
 
 
+def test_weights_that_add_up_to_one_reward_all_tests_with_one() -> None:
+    tests = [CodeTest(stdin="", expected="", weight=weight) for weight in (0.7, 0.1, 0.2)]
+    assert policy_reward("weighted", tests, [2, 1, 0]) == 1.0
+
+
 @given(st.sampled_from(POLICIES), st.permutations(range(4)), st.sets(st.integers(0, 3)))
 @settings(max_examples=200, deadline=None)
 def test_stopping_early_never_changes_a_reward(

@@ -78,6 +78,12 @@ PROGRAMS = {
         "import sys\nprint(sum(map(int, input().split())))\nsys.exit(0)",
         Verdict.ACCEPTED,
     ),
+    "right and leaves by exit": ("print(sum(map(int, input().split())))\nexit()", Verdict.ACCEPTED),
+    "right and leaves by quit": (
+        "def main():\n    print(sum(map(int, input().split())))\n    quit(0)\nmain()",
+        Verdict.ACCEPTED,
+    ),
+    "right but leaves as failed": ("print(21)\nexit(3)", Verdict.RUNTIME_ERROR),
     "right under a main guard": (
         "if __name__ == '__main__':\n    print(sum(map(int, input().split())))",
         Verdict.ACCEPTED,

@@ -9,6 +9,7 @@ from typing import Any, Self
 from aiohttp import web
 
 from millrace_tools.audit.policy.wire_formats import STREAMED, chunk_of
+from services.protocol.reward.reward_sum import reward_sum
 from services.protocol.router import SESSION_HEADER
 from services.protocol.session import SESSION_PREFIX
 from services.workspaces.client import PATH
@@ -69,7 +70,7 @@ class EpisodeServer:
 
     def posted(self, episode: str) -> float | None:
         """The sum of the rewards that an episode's player has posted, None without one."""
-        return sum(self._rewards[episode]) if episode in self._rewards else None
+        return reward_sum(self._rewards[episode]) if episode in self._rewards else None
 
     @staticmethod
     def episode_of(request: web.Request) -> str:

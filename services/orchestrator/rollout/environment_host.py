@@ -22,6 +22,7 @@ import httpx
 
 from services.orchestrator.rollout.sandbox import sandboxes_at
 from services.protocol.reward.named_rewards import named_rewards
+from services.protocol.reward.reward_sum import reward_sum
 from services.protocol.run.task import Task
 from services.workspaces.client import WorkspaceFailed
 
@@ -105,7 +106,7 @@ def _outcome(result: object) -> dict[str, Any]:
         except (TypeError, ValueError) as problem:
             return {"reason": "environment_result", "error": str(problem)[:_SHOWN]}
     if isinstance(result, list) and result and all(map(_is_reward, result)):
-        return {"reward": float(sum(result)), "of_calls": [float(one) for one in result]}
+        return {"reward": reward_sum(result), "of_calls": [float(one) for one in result]}
     if _is_reward(result):
         return {"reward": float(result)}
     error = f"rollout returned {result!r}"[:_SHOWN]

@@ -25,6 +25,7 @@ from services.orchestrator.rollout.rollout import (
 from services.orchestrator.rollout.router_calls import interrupt_session
 from services.orchestrator.rollout.session_client import SessionClient
 from services.protocol.reward.reward_service import Score, Verdict
+from services.protocol.reward.reward_sum import reward_sum
 from services.protocol.router import SESSION_HEADER
 from services.protocol.session import SessionOffer, SessionSummary
 from services.side_by_side import cancel, running
@@ -318,7 +319,7 @@ def _returns(
     if not given:
         return ()
     total = float(outcome["reward"])
-    earlier = [sum(one for at, one in given.items() if at < number) for _, number in turns]
+    earlier = [reward_sum(one for at, one in given.items() if at < number) for _, number in turns]
     return tuple((end, total - before) for (end, _), before in zip(turns, earlier, strict=True))
 
 
@@ -326,7 +327,7 @@ def _score(
     request: RolloutRequest, outcome: dict[str, Any], failure: RolloutFailed | None
 ) -> Score:
     rewards = outcome.get("rewards", {})
-    reward = sum(rewards.values()) if rewards else outcome.get("reward")
+    reward = reward_sum(rewards.values()) if rewards else outcome.get("reward")
     passed = failure is None and reward is not None and reward >= 1.0
     verdict = Verdict.ACCEPTED if passed else Verdict.WRONG_ANSWER
     return Score(

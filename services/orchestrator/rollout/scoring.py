@@ -10,6 +10,7 @@ from services.observability.log import Log
 from services.orchestrator.config import OrchestratorConfig
 from services.protocol.errors import NotReady, ReplicaLost
 from services.protocol.reward.reward_service import RewardService, Score, ScoreJob
+from services.protocol.reward.reward_sum import reward_sum
 from services.retry import retrying
 from services.side_by_side import cancel
 
@@ -136,7 +137,7 @@ def weighed(score: Score, weights: Mapping[str, float]) -> Score:
             f"{sorted(weights)}: make them the same"
         )
         return Score.ungraded(problem, job_id=score.job_id, total=score.total, cause=REWARD_NAMES)
-    reward = sum(weight * rewards[name] for name, weight in weights.items())
+    reward = reward_sum(weight * rewards[name] for name, weight in weights.items())
     return replace(score, reward=reward, rewards=rewards)
 
 

@@ -20,6 +20,8 @@ from services.reward_service.off_loop import off_loop
 _SYMBOLIC = "services.reward_service.graders.symbolic:same"
 _MAX_CHARACTERS = 2048
 _MAX_LAST_LINE = 1 << 14
+_DRESSING = " \t*_`"
+"""Spaces, and the signs of Markdown around an answer."""
 _ANSWER_IS = re.compile(r"answer is[ :]*", re.IGNORECASE)
 
 
@@ -50,7 +52,9 @@ def final_answer(text: str, *, strict: bool) -> str | None:
     lines = text.rstrip()[-_MAX_LAST_LINE:].splitlines()
     if not lines:
         return None
-    return _ANSWER_IS.split(lines[-1])[-1].strip(" *\t") or None
+    said = _ANSWER_IS.split(lines[-1])[-1]
+    # A full stop stands before the signs or after them: `**42.**`, `**42**.`. `.5` begins with one.
+    return said.rstrip(f"{_DRESSING}.").lstrip(_DRESSING) or None
 
 
 def decide(answer: str, expected: list[str], *, strict: bool) -> bool | None:

@@ -13,6 +13,7 @@ from services.observability.log import Log
 from services.observability.metrics import RewardMetrics
 from services.protocol.reward.grader import HttpGrader, PythonGrader
 from services.protocol.reward.reward_service import Score, Verdict
+from services.protocol.reward.reward_sum import reward_sum
 from services.reward_service.graders.user_graders import NoVerdict, finite, number_or_names
 from services.reward_service.grading.helper_process import CallFailed, HelperTimeout
 from services.reward_service.grading.tools import Tools
@@ -148,7 +149,7 @@ def _reward_of(reply: bytes) -> _Reward:
 def _rewarded(reward: _Reward) -> Score:
     """Above 0 counts as accepted: what a user's number means is theirs to say."""
     rewards = reward if isinstance(reward, dict) else {}
-    total = sum(rewards.values()) if isinstance(reward, dict) else reward
+    total = reward_sum(rewards.values()) if isinstance(reward, dict) else reward
     right = total > 0
     verdict = Verdict.ACCEPTED if right else Verdict.WRONG_ANSWER
     return Score(verdict=verdict, reward=total, passed=int(right), rewards=rewards)

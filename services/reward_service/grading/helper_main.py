@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import importlib
 import json
+import math
 import os
 import pkgutil
 import select
@@ -15,6 +16,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -39,22 +41,34 @@ def main() -> None:
     control.send(b"ready")
     calls: list[_Call] = []
     while True:
-        wait = min((call.look_at for call in calls), default=None)
-        timeout = None if wait is None else max(0.0, wait - time.monotonic())
-        watched: list[socket.socket | _Call] = [control, *calls]
-        ready, _, _ = select.select(watched, [], [], timeout)
+        ready = _ready(control, calls)
         for call in list(calls):
-            if call not in ready and call.late():
+            ended = call.handle in ready
+            if not ended and (call.stream.fileno() in ready or call.late()):
                 call.kill()
-                ready.append(call)
-            if call in ready:
+                ended = True
+            if ended:
                 calls.remove(call)
                 call.close()
-        if control in ready:
+        if control.fileno() in ready:
             message, descriptors, _, _ = socket.recv_fds(control, 1 << 16, 1)
             if not message:
                 return  # the children die with this process
             calls.append(_forked(control, socket.socket(fileno=descriptors[0]), message))
+
+
+def _ready(control: socket.socket, calls: Sequence["_Call"]) -> set[int]:
+    """Wait until there is something to do, or a limit is reached: the control socket if a call has
+    come, handles of processes that have ended, streams that the service has closed."""
+    waiting = select.poll()
+    waiting.register(control, select.POLLIN)
+    for call in calls:
+        waiting.register(call.handle, select.POLLIN)
+        waiting.register(call.stream, 0)  # closed at both ends, as when nobody waits any more
+    look_at = min((call.look_at for call in calls), default=None)
+    wait_s = None if look_at is None else max(0.0, look_at - time.monotonic())
+    found = waiting.poll(None if wait_s is None else math.ceil(1000 * wait_s))
+    return {number for number, _ in found}
 
 
 def _forked(control: socket.socket, stream: socket.socket, message: bytes) -> "_Call":
@@ -66,17 +80,19 @@ def _forked(control: socket.socket, stream: socket.socket, message: bytes) -> "_
 
 
 class _Call:
-    """One call in progress: a forked process with a deadline."""
+    """One call in progress: a forked process with a deadline.
+
+    Attributes:
+        stream: to the service.
+        handle: a pidfd of the process, readable when it has ended.
+        look_at: reading of `time.monotonic()` at which it may be late.
+    """
 
     def __init__(self, process_id: int, stream: socket.socket, timeout_s: float) -> None:
-        self._process_id, self._stream = process_id, stream
-        self._handle = os.pidfd_open(process_id)
+        self._process_id, self.stream = process_id, stream
+        self.handle = os.pidfd_open(process_id)
         self._timeout_s, self._began = timeout_s, time.monotonic()
         self.look_at = self._began + timeout_s
-
-    def fileno(self) -> int:
-        """For `select`: readable when the process has ended."""
-        return self._handle
 
     def late(self) -> bool:
         """Whether the limit is reached, without the time in which the call waited for a core."""
@@ -94,17 +110,19 @@ class _Call:
         """End the process, and say so to the service."""
         os.kill(self._process_id, signal.SIGKILL)
         with contextlib.suppress(OSError):
-            self._stream.send(b'{"killed": true}', socket.MSG_DONTWAIT)
+            self.stream.send(b'{"killed": true}', socket.MSG_DONTWAIT)
             # Closed with a request that the process had no time to read, the stream would end
             # as reset by its peer, as if the helper were gone.
-            while self._stream.recv(1 << 16, socket.MSG_DONTWAIT):
+            while self.stream.recv(1 << 16, socket.MSG_DONTWAIT):
                 pass
 
     def close(self) -> None:
-        """Reap the process."""
+        """Reap the process, and tell the service that its reply is complete."""
         os.waitpid(self._process_id, 0)
-        os.close(self._handle)
-        self._stream.close()
+        os.close(self.handle)
+        with contextlib.suppress(OSError):  # processes of later calls have the stream as well
+            self.stream.shutdown(socket.SHUT_WR)
+        self.stream.close()
 
 
 def longest_s(timeout_s: float) -> float:

@@ -6,6 +6,7 @@ it nothing: a report is data to compare with values that never enter the jail.
 
 import _thread
 import atexit
+import builtins
 import contextlib
 import importlib
 import logging
@@ -243,6 +244,8 @@ def prepare_interpreter() -> None:
     sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    # `site` adds them, which no jail imports; whatever else it adds, programs do not use.
+    builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]
     random.seed(0)
     atexit.unregister(logging.shutdown)  # it takes long, and most answers log nothing
     for number in (signal.SIGXFSZ, signal.SIGPIPE):  # Python ignores both

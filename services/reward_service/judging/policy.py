@@ -4,6 +4,7 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from services.protocol.reward.code_tests import Policy
+from services.protocol.reward.reward_sum import reward_sum
 
 
 class Weighted(Protocol):
@@ -24,12 +25,12 @@ def policy_reward(policy: Policy, tests: Sequence[Weighted], passed: Collection[
         return float(len(passed) == len(tests))
     if policy == "fraction":
         return len(passed) / len(tests)
-    whole = sum(test.weight for test in tests)
+    whole = reward_sum(test.weight for test in tests)
     if policy == "grouped":
         won = {number for number in passed if _group_passed(number, tests, passed)}
     else:
         won = set(passed)
-    return sum(tests[number].weight for number in won) / whole if whole else 0.0
+    return reward_sum(tests[number].weight for number in won) / whole if whole else 0.0
 
 
 def still_matters(

@@ -57,14 +57,15 @@ class TrialRun:
         self.checked: list[CheckedTest] = []
         self._workspaces, self._archive, self._folder = workspaces, archive, folder
         self._spec, self._how = spec, how
-        self._wall_s = self._cpu_s = 0.0
+        self._took_s = self._cpu_s = 0.0
 
     async def score(self, owner: str, *, most_s: float) -> Score:
         """Run the tests and make the score.
 
         Args:
             owner: whose turn they take.
-            most_s: wall seconds of all of them; those that are left count as failed.
+            most_s: wall seconds of all of them, and processor seconds of unpacking their copies,
+                which the workspace's files decide; those that are left count as failed.
 
         Raises:
             NotCopied: the workspace cannot be copied.
@@ -75,8 +76,8 @@ class TrialRun:
         for number, test in enumerate(tests):
             if not still_matters(self._how.policy, number, tests, failed):
                 continue
-            if self._wall_s >= most_s:
-                late = f"its tests ran for {self._wall_s:.1f} s in all"
+            if self._took_s >= most_s:
+                late = f"its tests and the copies for them took {self._took_s:.1f} s in all"
                 break
             checked = await self._check(number, test, owner)
             self.checked.append(checked)
@@ -117,7 +118,7 @@ class TrialRun:
             except WorkspaceGone as gone:
                 verdict, detail = Verdict.CRASHED_SANDBOX, f"its jail ended: {gone.reason}"
                 result = CallResult(status="failed")
-        self._wall_s += result.wall_s
+        self._took_s += result.wall_s
         self._cpu_s += result.cpu_s
         return CheckedTest(
             test=number,
@@ -136,6 +137,7 @@ class TrialRun:
             )
         except InvalidInput as problem:
             raise NotCopied(problem.fix) from None
+        self._took_s += copy.jail.cpu_s
         try:
             result = await copy.exec(_call(test, copy))
             verdict, detail = await judged(test, result)

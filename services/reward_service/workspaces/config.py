@@ -44,8 +44,9 @@ class WorkspacesConfig(StrictModel):
         max_processes: largest `processes`, threads included.
         max_idle_s: largest `idle_s`, seconds without a call.
         max_total_s: largest `total_s`, seconds from its opening.
-        grade_run_s: wall seconds that the tests of a workspace may take together; those that are
-            left then count as failed.
+        grade_run_s: wall seconds that the tests of a workspace may take together, with the
+            processor seconds of unpacking its files for each; those that are left then count as
+            failed.
         grade_deadline_s: seconds from a request to grade to the score, waiting included; longer
             is an `infra_error`. Longer than `grade_run_s`, or a workspace could choose it.
         grades_at_a_time: workspaces that are graded at the same time in a replica.

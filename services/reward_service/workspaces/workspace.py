@@ -176,13 +176,14 @@ class Workspace:
         return await self._call("snapshot", contents)
 
     async def become(self, archive: bytes, cells: Sequence[PythonCall]) -> None:
-        """Take the files of a tar and run cells again; what these change in files is undone.
+        """Take the files of a tar that `contents` made, and run cells again; what these change in
+        files is undone.
 
         Raises:
             InvalidInput: a cell fails now.
             WorkspaceFault: the interpreter died after a cell, and its variables with it.
         """
-        await self.unpack(".", archive, "tar")
+        await self._restore(archive)
         for number, cell in enumerate(cells, 1):
             result = await self.python(cell)
             if result.status != "ok":
@@ -193,7 +194,11 @@ class Workspace:
                 raise WorkspaceFault(f"The interpreter died after cell {number} ran again.")
         if cells:
             await self.remove(".")
-            await self.unpack(".", archive, "tar")
+            await self._restore(archive)
+
+    async def _restore(self, archive: bytes) -> None:
+        """Unpack a tar that `contents` made."""
+        await self._call("unpack", lambda: self._files.unpack(".", archive, "tar", own=True))
 
     async def close(self, reason: EndReason) -> None:
         """End everything of it; returns when nothing is left. Safe to call again."""

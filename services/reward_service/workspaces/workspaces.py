@@ -5,6 +5,7 @@ import contextlib
 import os
 import secrets
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,11 +31,13 @@ from services.reward_service.workspaces.jails.workspace_jail import WorkspaceJai
 from services.reward_service.workspaces.network.networks import Networks
 from services.reward_service.workspaces.quotas import Quotas
 from services.reward_service.workspaces.registry import Registry
+from services.reward_service.workspaces.running.files import MAX_ENTRIES
 from services.reward_service.workspaces.running.programs import Programs
 from services.reward_service.workspaces.running.turns import Turns
 from services.reward_service.workspaces.self_test import prove
 from services.reward_service.workspaces.snapshot import Snapshot, Snapshots
 from services.reward_service.workspaces.workspace import Workspace
+from services.side_by_side import cancel
 
 _log = Log("workspaces")
 _PROBE_MB = probe.MEMORY_LIMIT >> 20
@@ -181,18 +184,18 @@ class Workspaces:
         """
         made = await self.snapshot(workspace)
         spec = workspace.spec.model_copy(update={"files": {}, "snapshot": made.id})
-        opening = [self.open(spec, owner=workspace.owner) for _ in range(n)]
+        opening = [
+            asyncio.create_task(self.open(spec, owner=workspace.owner), name="fork")
+            for _ in range(n)
+        ]
         try:
-            found = await asyncio.gather(*opening, return_exceptions=True)
+            return await asyncio.gather(*opening)
+        except BaseException:  # one failed, or the client left
+            await asyncio.shield(_undo(opening))
+            raise
         finally:
             with contextlib.suppress(UnknownSnapshot):
                 self.drop_snapshot(made.id, owner=workspace.owner)
-        forks = [one for one in found if isinstance(one, Workspace)]
-        for one in found:
-            if isinstance(one, BaseException):
-                await asyncio.gather(*(fork.close("closed") for fork in forks))
-                raise one
-        return forks
 
     async def open_copy(
         self, archive: bytes, spec: OpenWorkspace, *, owner: str, tests: Path
@@ -247,6 +250,9 @@ class Workspaces:
             value, most = getattr(spec, name), getattr(self._config, limit)
             if value > most:
                 raise InvalidInput(name, value, f"Ask for at most {most:g} ({limit}).")
+        if len(spec.files) > MAX_ENTRIES:
+            fix = f"Give at most {MAX_ENTRIES}: open it without them and upload an archive."
+            raise InvalidInput("files", f"{len(spec.files)} files", fix)
         if spec.network and self.tier != "A":
             fix = "Without namespaces (tier B) there is none: leave it out, or install bubblewrap."
             raise InvalidInput("network", spec.network, fix)
@@ -306,6 +312,13 @@ async def _prepare(workspace: Workspace, begin_as: Snapshot | None) -> None:
     except BaseException:
         await asyncio.shield(workspace.close("closed"))
         raise
+
+
+async def _undo(opening: Sequence[asyncio.Task[Workspace]]) -> None:
+    """Stop opening, and close what was opened."""
+    await cancel(*opening)
+    opened = [one.result() for one in opening if not one.cancelled() and one.exception() is None]
+    await asyncio.gather(*(one.close("closed") for one in opened))
 
 
 async def _abandon(jail: WorkspaceJail) -> None:

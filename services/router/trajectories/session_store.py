@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Literal
 
+from services.protocol.reward.reward_sum import reward_sum
 from services.protocol.rollout_server import RecordedStart
 from services.protocol.router import SESSION_HEADER
 from services.protocol.session import (
@@ -257,7 +258,7 @@ class SessionStore:
         """
         total = ending.reward
         if session.earned and ending.failure is None and ending.text is None:
-            total = sum(session.earned.values()) + (ending.reward or 0.0)
+            total = reward_sum((*session.earned.values(), ending.reward or 0.0))
         if session.state == "finished":
             if ending == SessionEnding() or (total, ending.text, ending.failure) == (
                 session.reward,

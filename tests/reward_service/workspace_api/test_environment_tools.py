@@ -7,6 +7,7 @@ import pytest
 import pytest_asyncio
 
 from services.orchestrator.rollout.sandbox import sandbox, sandboxes_at
+from services.reward_service.workspaces.running import programs
 from services.workspaces.client import WorkspaceFailed
 from services.workspaces.tools import ToolLimits
 from tests.orchestrator.coder import asked, reply
@@ -62,7 +63,9 @@ async def test_an_episode_uses_its_tools_and_is_graded_by_tests_that_it_has_not_
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_limits_and_mistakes_are_text_for_the_model(replica: Replica) -> None:
+async def test_limits_and_mistakes_are_text_for_the_model(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with sandboxes_at(replica.http, BASE, timeout_s=60):
         async with sandbox(limits=ToolLimits(wall_s=2.0, max_chars=100)) as box:
             assert "[time_limit: " in await box.use("bash", {"command": "sleep 60"})
@@ -70,6 +73,11 @@ async def test_limits_and_mistakes_are_text_for_the_model(replica: Replica) -> N
             assert "[output_limit" in endless or "[time_limit" in endless
             assert len(endless) < 600
             assert "ZeroDivisionError" in await box.use("python", {"code": "1 / 0"})
+            long = {"command": "true " + "x" * 300_000}
+            assert await box.use("bash", long) == "bash: Argument list too long\n[exit status 126]"
+            monkeypatch.setattr(programs, "_MAX_COMMAND", 1000)
+            assert "error: argv" in await box.use("bash", long)
+            assert "argv" in ((await box.bash(long["command"])).traceback or "")
             assert "error: " in await box.use("read", {"path": "a.txt"})
             assert "error: " in await box.use("write", {"path": "a", "content": "x" * (5 << 20)})
             assert (await box.python("import os; os.kill(os.getpid(), 9)")).interpreter_restarted

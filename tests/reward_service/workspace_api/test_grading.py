@@ -229,6 +229,32 @@ async def test_sleepers_use_up_their_own_time_and_no_more(replica: Replica) -> N
     await replica.http.delete(path)
 
 
+async def test_files_that_take_long_to_copy_use_up_the_answers_own_time(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = replica.workspaces.open_copy
+
+    async def slow(*args: Any, **options: Any) -> Any:
+        copy = await honest(*args, **options)
+        assert copy.jail.cpu_s > 0, "of unpacking"
+        copy.jail.cpu_s *= 1e6
+        return copy
+
+    monkeypatch.setattr(replica.workspaces, "open_copy", slow)
+    files = {"sums.py": SUMS, **{f"many/{number}": "" for number in range(100)}}
+    score = await score_of(replica, files, tests=[GOOD] * 3, policy="fraction")
+    assert (score["verdict"], score["run"], score["passed"]) == ("time_limit", 1, 1)
+    assert "copies" in score["detail"]
+
+
+async def test_links_that_lead_out_are_no_reason_not_to_grade(replica: Replica) -> None:
+    path = await opened(replica.http, files={"sums.py": SUMS})
+    make = {"shell": "ln -s /usr/bin/env env; ln -s ../.. up; ln -s /nowhere broken"}
+    assert (await replica.http.post(f"{path}/exec", json=make)).json()["status"] == "ok"
+    by_link = {**GOOD, "argv": ["./env", "python3", "sums.py"]}
+    assert (await graded(replica, path, tests=[GOOD, by_link]))["reward"] == 1.0
+
+
 async def test_files_that_cannot_be_copied_are_the_workspaces_own_fault(replica: Replica) -> None:
     path = await opened(replica.http, disk_mb=4)
     await replica.http.post(f"{path}/exec", json={"shell": "truncate -s 3M hole; chmod 0 hole"})

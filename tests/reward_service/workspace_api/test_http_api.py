@@ -210,6 +210,17 @@ async def test_bad_input_is_refused_with_the_fields_name(
     await replica.http.delete(path)
 
 
+async def test_many_files_open_a_workspace_and_too_many_are_the_callers_mistake(
+    replica: Replica,
+) -> None:
+    path = await opened(replica.http, files={f"{number:0100}": "" for number in range(3000)})
+    assert len((await replica.http.get(f"{path}/list")).json()) == 3000
+    await replica.http.delete(path)
+    many = {"files": {str(number): "" for number in range(50_001)}}
+    answer = await replica.http.post(PREFIX, json=many)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "files")
+
+
 async def test_devices_pipes_and_links_out_are_no_files(replica: Replica) -> None:
     http = replica.http
     path = await opened(http)

@@ -118,6 +118,21 @@ async def test_an_archive_that_no_workspace_may_have_is_refused(
     assert result.stdout in ("into\n", "")
 
 
+@pytest.mark.parametrize("kind", [FILE, FOLDER, LINK, HARD])
+async def test_nothing_of_a_workspaces_own_archive_is_written_through_a_link_in_it(
+    workspace: Workspace, kind: bytes
+) -> None:
+    target = f"{workspace.jail.path}/kept"
+    members = [("kept/", b"", FOLDER), ("f", b"x", FILE), ("l", target, LINK)]
+    below = "f" if kind is HARD else "/etc" if kind is LINK else b""
+    with pytest.raises(InvalidInput):
+        await workspace.become(tar(*members, ("l/new", below, kind)), ())
+    assert (await workspace.exec(ExecCall(shell="readlink l; ls kept"))).stdout == f"{target}\n"
+    with pytest.raises(InvalidInput):
+        await workspace.become(tar(("l", b"over the link", FILE)), ())
+    assert (await workspace.exec(ExecCall(shell="readlink l"))).stdout == f"{target}\n"
+
+
 async def test_an_encrypted_zip_is_refused_by_name(workspace: Workspace) -> None:
     archive = bytearray(zipped(("a", b"x", 0)))
     for header, at in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from services.protocol.errors import InvalidInput
 from services.protocol.reward.workspaces import ExecCall, PythonCall
+from services.reward_service.workspaces.running import programs
 from services.reward_service.workspaces.workspace import Workspace
 from tests.reward_service.workspaces.conftest import running
 
@@ -75,6 +77,30 @@ async def test_a_program_that_cannot_be_run_says_so_as_a_shell_does(
     await workspace.write("text", b"no program")
     result = await workspace.exec(ExecCall(argv=argv, cwd=cwd))
     assert (result.status, result.exit_code, result.stderr) == ("failed", status, said)
+
+
+async def test_a_command_as_long_as_the_kernel_takes_is_run(workspace: Workspace) -> None:
+    text = "\u6c34" * 36_000  # 216 KB of JSON, and 108 KB of UTF-8
+    assert await shell(workspace, f"cat <<'E' | wc -c\n{text}\nE") == "108001\n"
+    many = await workspace.exec(ExecCall(argv=["printf", "%.0s.", *["x" * 1000] * 600]))
+    assert many.stdout == "." * 600
+
+
+async def test_a_command_that_is_too_long_costs_no_workspace(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = await workspace.exec(ExecCall(shell="true " + "x" * 300_000))
+    assert (result.status, result.exit_code) == ("failed", 126)
+    assert result.stderr == "/bin/sh: Argument list too long\n"
+    monkeypatch.setattr(programs, "_MAX_COMMAND", 1000)
+    for field, call in (
+        ("argv", ExecCall(argv=["true", "x" * 1000])),
+        ("shell", ExecCall(shell="true " + "x" * 1000)),
+        ("env", ExecCall(shell="true", env={"A": "x" * 1000})),
+    ):
+        with pytest.raises(InvalidInput, match=f"{field}.*write it to a file"):
+            await workspace.exec(call)
+    assert await shell(workspace, "echo on") == "on\n"
 
 
 async def test_a_shell_that_waits_for_input_gets_its_end(workspace: Workspace) -> None:

@@ -117,6 +117,8 @@ async def test_a_restart_forgets_the_variables_and_says_so(workspace: Workspace)
         ("import sys; sys.exit()", "ok", 0),
         ("import sys; sys.exit(3)", "failed", 3),
         ("import sys; sys.exit('said')", "failed", 1),
+        ("quit()", "ok", 0),
+        ("exit(3)", "failed", 3),
         ("import os; os._exit(4)", "failed", 4),
         ("import os; os.kill(os.getpid(), 9)", "failed", -9),
         ("import os; os.abort()", "failed", -6),

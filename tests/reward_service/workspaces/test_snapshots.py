@@ -2,6 +2,7 @@
 
 import asyncio
 from functools import partial
+from itertools import count
 
 import pytest
 
@@ -52,6 +53,49 @@ async def test_forks_begin_with_the_same_files_and_variables_and_part_then(
         assert await cell(workspace, "x") == "42"
     finally:
         await asyncio.gather(*(fork.close("closed") for fork in forks))
+
+
+@ON_ONE_LOOP
+async def test_a_fork_has_links_that_lead_out_as_programs_made_them(
+    workspaces: Workspaces, opened: Opener
+) -> None:
+    """`python -m venv` makes some."""
+    workspace = await opened(files={"a/f": "1"})
+    await workspace.exec(ExecCall(shell="ln -s /usr/bin/env a/env; ln -s ../../../nowhere a/up"))
+    await cell(workspace, "x = 1")
+    (fork,) = await workspaces.fork(workspace, 1)
+    try:
+        shown = await fork.exec(ExecCall(shell="readlink a/env a/up; a/env echo runs"))
+        assert shown.stdout == "/usr/bin/env\n../../../nowhere\nruns\n"
+        with pytest.raises(InvalidInput):
+            await fork.unpack("again", await fork.archive("a"), "tar")
+        with pytest.raises(InvalidInput):
+            await fork.read("a/env", max_bytes=1 << 20)
+    finally:
+        await fork.close("closed")
+
+
+@ON_ONE_LOOP
+async def test_a_client_that_leaves_during_a_fork_leaves_no_workspace_open(
+    workspaces: Workspaces, opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace = await opened()
+    honest, one_is_open, number = workspaces.open, asyncio.Event(), count()
+
+    async def open_first(spec: OpenWorkspace, *, owner: str) -> Workspace:
+        if next(number):
+            await asyncio.Event().wait()
+        fork = await honest(spec, owner=owner)
+        one_is_open.set()
+        return fork
+
+    monkeypatch.setattr(workspaces, "open", open_first)
+    forking = asyncio.create_task(workspaces.fork(workspace, 2))
+    await one_is_open.wait()
+    forking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await forking
+    assert workspaces.of(OWNER) == [workspace]
 
 
 @ON_ONE_LOOP

@@ -25,7 +25,7 @@ from typing import Any
 from services.reward_service.jailed import confine
 from services.reward_service.jailed.workspace import archives, child, files, guard
 
-_MAX_ORDER = 1 << 20
+_MAX_MESSAGE = 1 << 20
 _TICK_S = 0.1
 _INODE_BYTES = 1024
 """What a file counts beside its content: the kernel keeps about as much of it."""
@@ -35,7 +35,7 @@ Order = dict[str, Any]
 
 def main(control: socket.socket) -> None:
     """Serve calls on `control` until its other end is closed."""
-    message, (passing,), _, _ = socket.recv_fds(control, _MAX_ORDER, 1, socket.MSG_CMSG_CLOEXEC)
+    message, (passing,), _, _ = socket.recv_fds(control, _MAX_MESSAGE, 1, socket.MSG_CMSG_CLOEXEC)
     settings = json.loads(message)
     try:
         if settings["proxy_port"] is not None:
@@ -114,12 +114,14 @@ class Agent:
     def serve_one(self) -> bool:
         """Carry out one order; false when the service has hung up."""
         flags = socket.MSG_CMSG_CLOEXEC
-        message, descriptors, _, _ = socket.recv_fds(self._control, _MAX_ORDER, 16, flags)
+        message, descriptors, _, _ = socket.recv_fds(self._control, _MAX_MESSAGE, 16, flags)
         if not message:
             return False
-        order = json.loads(message)
-        if order["do"] == "end":  # the call that it meant has ended by itself
+        said = json.loads(message)
+        if said["do"] == "end":  # the call that it meant has ended by itself
             return True
+        with open(descriptors.pop(0), "rb") as file:
+            order = {**json.load(file), "call": said["call"]}
         self._cpu_s = 0.0
         self._reap()
         self._make_temporary_folder()
@@ -251,7 +253,7 @@ class Agent:
                     return "wall"
                 ready = {number for number, _ in waiting.poll(1000 * min(left_s, _TICK_S))}
                 if self._control.fileno() in ready:
-                    word = self._control.recv(_MAX_ORDER)
+                    word = self._control.recv(_MAX_MESSAGE)
                     if not word:
                         self.end_all()
                         os._exit(0)

@@ -1,7 +1,8 @@
 """Archives of a workspace's files: unpacked within limits, and made. See `files.py`.
 
 An archive is what a client or a program wrote: what it says of itself is checked before an entry is
-made, and what it holds while it is written.
+made, and what it holds while it is written. One that was made of a workspace (`own`) has what its
+programs made, which links may lead anywhere; nothing here follows a link.
 """
 
 import contextlib
@@ -83,21 +84,23 @@ def _unpack(order: Order) -> Order:
     broken = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
     budget = _Budget(order)
     into = order["path"]
-    unpack = _unpack_zip if order["kind"] == "zip" else _unpack_tar
     try:
         with open(0, "rb", closefd=False) as file:
-            unpack(file, into, order["kind"], budget)
+            if order["kind"] == "zip":
+                _unpack_zip(file, into, budget)
+            else:
+                _unpack_tar(file, into, order, budget)
     except (*broken, EOFError, ValueError, NotImplementedError) as error:
         # The last is a compression that this Python does not know.
         raise Refused("archive", into) from error
     return {"entries": budget.made}
 
 
-def _unpack_tar(file: IO[bytes], into: str, kind: str, budget: _Budget) -> None:
+def _unpack_tar(file: IO[bytes], into: str, order: Order, budget: _Budget) -> None:
     import gzip
     import tarfile
 
-    stream: Any = gzip.GzipFile(fileobj=file) if kind == "tar.gz" else file
+    stream: Any = gzip.GzipFile(fileobj=file) if order["kind"] == "tar.gz" else file
     bounded: Any = _Bounded(stream, budget)
     with tarfile.open(fileobj=bounded, mode="r|", errorlevel=2) as archive:
         for member in archive:
@@ -110,14 +113,14 @@ def _unpack_tar(file: IO[bytes], into: str, kind: str, budget: _Budget) -> None:
                 assert content is not None, "a plain file has content"
                 _make_file(path, member.mode, budget.parts(content, path))
             elif member.issym():
-                _make_link(path, member.linkname)
+                _make_link(path, member.linkname, anywhere=order["own"])
             elif member.islnk():
                 _make_hard_link(path, _path(into, member.linkname))
             else:
                 raise Refused("device", path)
 
 
-def _unpack_zip(file: IO[bytes], into: str, kind: str, budget: _Budget) -> None:
+def _unpack_zip(file: IO[bytes], into: str, budget: _Budget) -> None:
     import zipfile
 
     with zipfile.ZipFile(file) as archive:
@@ -170,14 +173,14 @@ def _make_file(path: str, mode: int, content: Iterator[bytes]) -> None:
         files.write_file(folder, name, mode, content, path)
 
 
-def _make_link(path: str, target: str) -> None:
-    """Make a link that stays in the workspace.
+def _make_link(path: str, target: str, *, anywhere: bool = False) -> None:
+    """Make a link that stays in the workspace, or leads `anywhere`.
 
     Raises:
         Refused: it leads out.
     """
     depth = path.count("/")
-    for part in target.split("/"):
+    for part in () if anywhere else target.split("/"):
         depth += -1 if part == ".." else part not in ("", ".")
         if depth < 0 or target.startswith("/"):
             raise Refused("outside", path)

@@ -7,6 +7,7 @@ bounds and believes nothing of.
 
 import ast
 import base64
+import builtins
 import contextlib
 import io
 import json
@@ -29,6 +30,8 @@ def main() -> None:
     sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    # `site` adds them, which the jail's own interpreter does not import.
+    builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]
     sys.argv = [""]
     sys.path.insert(0, "")
     module = types.ModuleType("__main__")

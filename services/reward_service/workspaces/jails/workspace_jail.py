@@ -15,6 +15,7 @@ from typing import Any, Literal
 from services.observability.log import Log
 from services.protocol.reward.workspaces import OpenWorkspace
 from services.reward_service.isolation.jail import WORKSPACE, jailed_sources
+from services.reward_service.sandbox.execution import sealed_file
 from services.reward_service.sandbox.slot import Control
 from services.reward_service.workspaces.errors import JailLost, WorkspaceFault
 from services.reward_service.workspaces.jails import processes
@@ -35,12 +36,17 @@ class WorkspaceJail:
 
     Jails are started from the event loop's own thread: the kernel ends one together with the
     thread that started it.
+
+    Attributes:
+        disk: bytes that its files take, and bytes that are free.
+        cpu_s: processor seconds of its orders, as far as their processes have ended.
     """
 
     def __init__(self, settings: JailSettings, spec: OpenWorkspace) -> None:
         self.name = f"millrace-workspace-{secrets.token_hex(8)}"
         self.agent = 0
         self.disk = [0, 0]
+        self.cpu_s = 0.0
         self.proxy_socket: socket.socket | None = None
         self.proxy: WorkspaceProxy | None = None
         self.spec = spec
@@ -135,21 +141,28 @@ class WorkspaceJail:
     ) -> dict[str, Any]:
         """Give an order and wait until it is carried out.
 
+        It lies in a memory file: a message of a socket may not be as long as a command.
+
         Raises:
             JailLost: the jail died or did not answer in time.
             WorkspaceFault: no process could be made or confined.
+            OSError: there is no memory for the order; nothing was sent.
         """
         self._calls += 1
+        file = sealed_file(json.dumps(order).encode())
         try:
-            self._send({"call": self._calls, **order}, descriptors)
+            self._send({"do": "call", "call": self._calls}, [file, *descriptors])
             message, _ = await self._control.receive(timeout_s)
             reply = json.loads(message) if message else {}
         except (OSError, TimeoutError, ValueError) as error:
             raise JailLost(f"{type(error).__name__}: {error}") from error
+        finally:
+            os.close(file)
         if not reply:
             raise JailLost("the jail hung up")
         if "failed" in reply:
             raise WorkspaceFault(reply["failed"])
+        self.cpu_s += reply["cpu_s"]
         if self._folder is None:
             self.disk = reply["disk"]
         elif order.get("changes", True):

@@ -91,8 +91,15 @@ class Files:
         """
         await self._call({"do": "remove", "path": _checked(path)})
 
-    async def unpack(self, folder: str, archive: bytes, kind: str) -> int:
+    async def unpack(self, folder: str, archive: bytes, kind: str, *, own: bool = False) -> int:
         """Unpack an archive into a folder; the number of its entries.
+
+        Args:
+            folder: where.
+            archive: what a client sent, or with `own` what `archive` made of a workspace: links in
+                it lead wherever programs let them lead.
+            kind: `tar`, `tar.gz` or `zip`.
+            own: see `archive`.
 
         Raises:
             InvalidInput: it is broken, too large, or has an entry that no workspace may have.
@@ -101,6 +108,7 @@ class Files:
             "do": "unpack",
             "path": _checked(folder),
             "kind": kind,
+            "own": own,
             "max_bytes": self._jail.disk[1],
             "max_entries": MAX_ENTRIES,
         }

@@ -31,6 +31,8 @@ _MAX_RESULT = 1 << 19
 _JSON_FACTOR = 6
 """Bytes of JSON for a character, at most."""
 _FULL_BYTES = 4096
+_MAX_COMMAND = 6 << 20
+"""Characters of arguments and environment: Linux never takes as many bytes (execve(2))."""
 _MAX_CELLS_BYTES, _CELL_BYTES = 2 << 20, 512
 """Of the cells that are kept to make the variables again, and of one beside its code."""
 _BY_SIGNAL: dict[int, Status] = {-signal.SIGXFSZ: "disk_limit", -signal.SIGXCPU: "time_limit"}
@@ -55,7 +57,12 @@ class Programs:
         self._lost_untold = False  # variables are gone, and no answer has said so
 
     async def exec(self, call: ExecCall, on_output: OnOutput | None) -> CallResult:
-        """Run a program to its end, and end what it leaves behind."""
+        """Run a program to its end, and end what it leaves behind.
+
+        Raises:
+            InvalidInput: no program can have such a command.
+        """
+        _check_size(call)
         argv = call.argv if call.argv is not None else ["/bin/sh", "-c", call.shell]
         memory = min(call.memory_mb or self._spec.memory_mb, self._spec.memory_mb) << 20
         order = {
@@ -233,6 +240,17 @@ class Programs:
             return "process_limit"
         self._jail.check_node()
         return "failed"
+
+
+def _check_size(call: ExecCall) -> None:
+    sizes = {
+        "argv": sum(map(len, call.argv or ())),
+        "shell": len(call.shell or ""),
+        "env": sum(len(name) + len(value) for name, value in call.env.items()),
+    }
+    if (size := sum(sizes.values())) > _MAX_COMMAND:
+        fix = f"No program takes {_MAX_COMMAND >> 20} MiB: write it to a file, or give it as stdin."
+        raise InvalidInput(max(sizes, key=lambda name: sizes[name]), f"{size} characters", fix)
 
 
 def _text(written: bytes) -> str:
