@@ -52,6 +52,7 @@ class Bus:
         config: WeightBusConfig,
         *,
         store: Callable[[], Awaitable[tuple[str, int]]],
+        forget_keys: Callable[[str], None] = lambda prefix: None,
         relays: RelayStarter = NO_RELAYS,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
@@ -92,6 +93,7 @@ class Bus:
             newest=lambda: self._manifest,
             post=self._post,
             store=store,
+            forget_keys=forget_keys,
             clock=clock,
             new_prefix=lambda member: f"{member}/{self._bus_id}.{next(numbers)}/",
         )

@@ -150,10 +150,7 @@ class Delivery:
         with self._span("commit", manifest) as commit:
             committed = await self._commit(manifest)
             commit.set(paused_s=committed.paused_s)
-        if relay is None and self._transfer.senders[0] not in (
-            self._context.trainers.current or ()
-        ):
-            self._transfer.drop_links()  # a peer sends once
+        self._transfer.end_links_of_peers()
         is_joining = not self._in_service and replica is not None and not replica.was_leased
         if manifest.canary and not self._in_service:
             with self._span("canary", manifest):
@@ -206,7 +203,7 @@ class Delivery:
         if relay is None:
             senders = self._senders(manifest)
             assert senders is not None, "_is_due"
-            self._transfer.use(senders)
+            self._transfer.use(senders, manifest.version)
             return await self._transfer.stage(
                 Receiver(
                     member_id=self._replica_id,

@@ -76,7 +76,7 @@ class RelayDelivery:
         relay, published = self._relay, self._context.newest()
         if relay is None or published is None:
             raise UpdateFailed(Phase.STAGE, "the relay left")
-        self._transfer.use(senders)
+        self._transfer.use(senders, manifest.version)
         receiver = Receiver(
             member_id=self._relay_id,
             memory_domain=relay.hello.memory_domain,
