@@ -115,7 +115,10 @@ class Delivery:
         if relay is None:
             cannot = self._awaits_relay or self._senders(newest[0]) is None
             return None if cannot else newest
-        return (relay.held, relay.published_at) if relay.held is not None else None
+        held = relay.held
+        if held is None or (held.version == newest[0].version and not relay.holds(newest[0])):
+            return None  # or it has other bytes of that number, of a trainer before
+        return held, relay.published_at
 
     @property
     def _awaits_relay(self) -> bool:
@@ -125,9 +128,9 @@ class Delivery:
         By itself the replica would hold a version beside the relay's. It serves one meanwhile.
         """
         replica = self._replica
-        if replica is None or not (self._in_service and self._context.relays.expected):
+        if replica is None or replica.committed_version is None:
             return False
-        return self._context.replicas.returns(replica)
+        return self._context.relays.expected and self._context.replicas.returns(replica)
 
     def _is_due(self) -> bool:
         replica, offer = self._replica, self._offer()

@@ -86,6 +86,11 @@ class Relays:
         known.held, known.place = hello.copy, hello.place
         known.published_at = self._clock()
 
+    @property
+    def copies(self) -> tuple[WeightManifest, ...]:
+        """Manifests of the versions that relays hold."""
+        return tuple(one.held for one in self._relays.values() if one.held is not None)
+
     def get(self, relay_id: str) -> Relay | None:
         """The relay, if it is in the table."""
         return self._relays.get(relay_id)
@@ -172,7 +177,6 @@ class Relays:
     def holder_of(self, manifest: WeightManifest, *, besides: str) -> str | None:
         """A relay that holds these very bytes."""
         for relay_id, relay in self._relays.items():
-            same = relay.held is not None and relay.held.digests == manifest.digests
-            if same and relay_id != besides and self.alive(relay_id):
+            if relay.holds(manifest) and relay_id != besides and self.alive(relay_id):
                 return relay_id
         return None

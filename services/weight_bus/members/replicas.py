@@ -90,6 +90,11 @@ class Replicas:
         """Every replica in the table."""
         return tuple(self._replicas)
 
+    @property
+    def copies(self) -> tuple[WeightManifest, ...]:
+        """Manifests of the versions that replicas keep a copy of."""
+        return tuple(one.copy for one in self._replicas.values() if one.copy is not None)
+
     def enter(self, hello: ReplicaHello) -> None:
         """Add a replica, or renew its entry; an update of it may be under way."""
         known = self._replicas.get(hello.replica_id)
