@@ -8,7 +8,7 @@ import asyncio
 import itertools
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 
 from cachetools import FIFOCache
 
@@ -160,7 +160,7 @@ class Bus:
         self._trainers.leave(member_id)
         self._relays.leave(member_id)
         await self._node_relays.end_unknown()
-        await self._end_delivery(member_id)
+        await self._end_deliveries([member_id])
         self._mailboxes.pop(member_id, None)
         self._forget_series(member_id)
         self._update()
@@ -257,8 +257,7 @@ class Bus:
 
     async def close(self) -> None:
         """End every task."""
-        for replica_id in list(self._deliveries):
-            await self._end_delivery(replica_id)
+        await self._end_deliveries(list(self._deliveries))
         await self._node_relays.close()
         await self._lending.close()
         await cancel(self._tick_task)
@@ -273,9 +272,8 @@ class Bus:
         died = self._replicas.expire()
         for replica_id in died:
             log.warning("replica is dead", replica=replica_id)
-            await self._end_delivery(replica_id)
-        for replica_id in self._deliveries.keys() - set(self._replicas.replica_ids):
-            await self._end_delivery(replica_id)
+        forgotten = self._deliveries.keys() - set(self._replicas.replica_ids)
+        await self._end_deliveries({*died, *forgotten})
         self._lending.expire()
         self._trainers.expire(self._config.forget_after_s)
         self._relays.expire(self._config.forget_after_s)
@@ -331,11 +329,12 @@ class Bus:
         self._mailboxes[member_id].post(order)
         self._changes.notify()
 
-    async def _end_delivery(self, replica_id: str) -> None:
-        delivery = self._deliveries.pop(replica_id, None)
-        if delivery is not None:
+    async def _end_deliveries(self, replica_ids: Collection[str]) -> None:
+        """None is known any more when the first of them ends: their replicas may register then."""
+        ended = [self._deliveries.pop(one)[1] for one in replica_ids if one in self._deliveries]
+        for replica_id in replica_ids:
             self._control.forget(replica_id)
-            await cancel(delivery[1])
+        await cancel(*ended)
 
     def _update(self) -> None:
         """Wake all waiters, so that they look again."""

@@ -1,20 +1,94 @@
-"""Who is given what a relay holds."""
+"""When a relay's memory may be written over, and who is given what it holds."""
 
 from dataclasses import replace
 
 import pytest
 
 from services.protocol.errors import InvalidInput
-from services.protocol.weights.weight_bus import StageWeights
+from services.protocol.weights.weight_bus import (
+    CommitWeights,
+    Phase,
+    ReplicaState,
+    StageWeights,
+)
 from services.protocol.weights.weights import WeightManifest
 
-from .conftest import World, manifest
-from .test_relays import PLACE, asks, relay
+from .conftest import Endpoint, Replica, World, manifest
+from .test_relays import PLACE, RelayEnd, asks, relay
 
 
 def other_bytes(one: WeightManifest) -> WeightManifest:
     """The version of another trainer that has the same number."""
     return replace(one, digests=(("2" * 64,), ("3" * 64,)))
+
+
+async def dies(world: World, *others: Endpoint) -> None:
+    """The bus hears of the others only, until it takes the rest for dead."""
+    for _ in range(3):
+        world.clock.now += world.config.heartbeat_timeout_s * 0.8
+        for end in others:
+            assert (await world.bus.next_orders(end.id, end.acknowledged, 0.0)).known
+        await world.bus.expire()
+
+
+async def frozen_before_its_commit(world: World) -> tuple[RelayEnd, Replica, StageWeights]:
+    """A replica that mapped version 1, was ordered to load it, and is dead; its relay, and the
+    relay's order to receive version 2."""
+    ranks = await world.register_trainer()
+    node = await relay(world, "n1")
+    replica = await world.replica("r1", 0, memory_domain="n1")
+    await world.bus.publish(manifest(1))
+    await node.vote(await node.receive(StageWeights))
+    await replica.receive(StageWeights)
+    await replica.report(Phase.STAGE, 1)
+    await world.until(lambda t: t.members[0].state is ReplicaState.COMMITTING)
+    await dies(world, node, *ranks)
+    assert (await world.table()).members[0].state is ReplicaState.DEAD
+    await world.bus.publish(manifest(2))
+    return node, replica, await node.receive(StageWeights)
+
+
+@pytest.mark.parametrize("silence", ["dead_after_s", "forget_after_s"])
+async def test_a_replica_that_thaws_finds_what_it_has_mapped_and_gets_the_newest_version_first(
+    world: World, silence: str
+) -> None:
+    node, replica, order = await frozen_before_its_commit(world)
+    if silence == "forget_after_s":
+        await dies(world, node, *world.ranks)
+        await dies(world, node, *world.ranks)
+        assert (await world.table()).members == ()
+    assert not order.in_place, "the replica may load what it has mapped when it thaws"
+    await replica.register(0)
+    replica.acknowledged = 0
+    assert await asks(replica) == (), "it was ordered to commit the version before"
+    (row,) = (await world.table()).members
+    assert (row.state, row.leased) == (ReplicaState.CATCHING_UP, False)
+    await node.vote(order)
+    assert (await replica.receive(StageWeights)).manifest.version == 2
+    await replica.report(Phase.STAGE, 2)
+    assert (await replica.receive(CommitWeights)).version == 2
+    await replica.committed(2)
+    await world.until(lambda t: bool(t.leased))
+
+
+async def test_a_replica_that_never_comes_back_does_not_cost_its_relay_memory_for_ever(
+    world: World,
+) -> None:
+    node, _, order = await frozen_before_its_commit(world)
+    await node.vote(order)
+    await world.bus.publish(manifest(3))
+    assert (await node.receive(StageWeights)).in_place, "it has mapped other memory"
+
+
+async def test_a_restarted_bus_does_not_know_who_reads_what_a_relay_holds(world: World) -> None:
+    await world.register_trainer()
+    node = await relay(world, "n1", copy=manifest(1))
+    await world.bus.publish(manifest(2))
+    order = await node.receive(StageWeights)
+    assert not order.in_place
+    await node.vote(order)
+    await world.bus.publish(manifest(3))
+    assert (await node.receive(StageWeights)).in_place
 
 
 @pytest.mark.parametrize("registered", [("n0", "n1", "old"), ("old", "n0", "n1"), ("n1", "old")])

@@ -337,14 +337,19 @@ async def asks(end: Endpoint) -> tuple[Order, ...]:
     return answer.orders
 
 
-async def test_replicas_of_a_node_that_was_cut_off_wait_for_its_relay(world: World) -> None:
+@pytest.mark.parametrize("silence", ["heartbeat_timeout_s", "dead_after_s"])
+async def test_replicas_of_a_node_that_was_cut_off_wait_for_its_relay(
+    world: World, silence: str
+) -> None:
     await started(world)
     node = await relay(world, "n1")
     replica = await world.replica("r1", 0, memory_domain="n1", node_id="n1")
-    world.clock.now += world.config.heartbeat_timeout_s + 1
+    world.clock.now += getattr(world.config, silence) + 1
     await world.register_trainer()
     await world.bus.publish(manifest(1))
     await world.bus.expire()
+    if silence == "dead_after_s":
+        await replica.register(0)
     assert await asks(replica) == await asks(replica) == await asks(node) == ()
     await world.bus.expire()
     await node.vote(await node.receive(StageWeights))

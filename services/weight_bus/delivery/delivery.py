@@ -62,12 +62,18 @@ class Delivery:
         try:
             await self._update(manifest, published_at, relay)
             self._transfer.arrived()
+            self._reads_no_more(relay)
         except UpdateFailed as failed:
+            if not failed.silent:
+                self._reads_no_more(relay)
             self._give_up(failed, manifest.version)
             await self._transfer.back_off(manifest.version)
-        finally:
-            if relay is not None:
-                relay.readers.discard(self._replica_id)
+
+    def _reads_no_more(self, relay: Relay | None) -> None:
+        """The replica said how the update ended. One that says nothing may load what it has mapped
+        when it is back, however long after."""
+        if relay is not None:
+            relay.readers.discard(self._replica_id)
 
     def take(self, report: Report) -> bool:
         """Hand in a report; False if it is not awaited."""
@@ -125,7 +131,8 @@ class Delivery:
         """Whether the relay of its node may be about to be heard of: the bus has just begun, or the
         node was cut off.
 
-        By itself the replica would hold a version beside the relay's. It serves one meanwhile.
+        By itself the replica would hold a version beside the relay's. One that has loaded none yet
+        does not wait.
         """
         replica = self._replica
         if replica is None or replica.committed_version is None:
