@@ -25,7 +25,7 @@ class WeightBusActor(Bus):
         address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         store = Rendezvous(address, timeout_s=config.link_timeout_s)
         relays = ray_relays() if config.relays else NO_RELAYS
-        super().__init__(config, store=store.address, relays=relays)
+        super().__init__(config, store=store.address, forget_keys=store.forget, relays=relays)
 
     async def register_replica(self, hello: ReplicaHello) -> None:
         """See `services.protocol.weights.weight_bus.WeightBus`."""

@@ -28,9 +28,8 @@ class Barrier:
             replica = self._replicas.get(replica_id)
             if replica is None or not self._replicas.in_service(replica):
                 continue
-            committed = replica.committed_version
-            if (committed is None or committed < version) and (
-                self._staged.get(replica_id) != version
-            ):
+            # One that has staged a newer version will never commit this one.
+            reached = (replica.committed_version, self._staged.get(replica_id))
+            if all(one is None or one < version for one in reached):
                 return False
         return True

@@ -8,7 +8,7 @@ import asyncio
 import itertools
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 
 from cachetools import FIFOCache
 
@@ -52,6 +52,7 @@ class Bus:
         config: WeightBusConfig,
         *,
         store: Callable[[], Awaitable[tuple[str, int]]],
+        forget_keys: Callable[[str], None] = lambda prefix: None,
         relays: RelayStarter = NO_RELAYS,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
@@ -92,6 +93,7 @@ class Bus:
             newest=lambda: self._manifest,
             post=self._post,
             store=store,
+            forget_keys=forget_keys,
             clock=clock,
             new_prefix=lambda member: f"{member}/{self._bus_id}.{next(numbers)}/",
         )
@@ -100,13 +102,13 @@ class Bus:
     async def register_replica(self, hello: ReplicaHello) -> None:
         """See `services.protocol.weights.weight_bus.WeightBus`."""
         self._replicas.enter(hello)
-        copy = hello.copy
         if hello.committed_version is not None:
-            self._ledger.serves(hello.replica_id, hello.committed_version, copy)
-        self._take_manifest(copy)
-        self._mailboxes.setdefault(hello.replica_id, Mailbox())
+            self._ledger.serves(hello.replica_id, hello.committed_version, hello.copy)
+        self._take_manifest()
         known = self._deliveries.get(hello.replica_id)
         if known is None or known[1].done():
+            # Without orders of a delivery before: what they were about may be gone.
+            self._mailboxes[hello.replica_id] = Mailbox()
             delivery = Delivery(hello.replica_id, self._context)
             task = asyncio.create_task(delivery.run(), name=f"deliver to {hello.replica_id}")
             self._deliveries[hello.replica_id] = (delivery, task)
@@ -119,9 +121,11 @@ class Bus:
         """See `services.protocol.weights.weight_bus.WeightBus`."""
         self._mailboxes.setdefault(hello.relay_id, Mailbox())
         self._node_relays.enter(hello)
+        if hello.copy is not None:  # also one that no replica has loaded: its number is used up
+            self._replicas.raise_newest(hello.copy.version)
+        self._take_manifest()
         await self._node_relays.end_unknown()
         self._look_at_senders()
-        self._take_manifest(hello.copy)
         self._update()
 
     async def register_trainer(self, hello: TrainerHello) -> None:
@@ -156,7 +160,7 @@ class Bus:
         self._trainers.leave(member_id)
         self._relays.leave(member_id)
         await self._node_relays.end_unknown()
-        await self._end_delivery(member_id)
+        await self._end_deliveries([member_id])
         self._mailboxes.pop(member_id, None)
         self._forget_series(member_id)
         self._update()
@@ -192,20 +196,23 @@ class Bus:
     async def publish(self, manifest: WeightManifest, group: str | None = None) -> None:
         """See `services.protocol.weights.weight_bus.WeightBus`.
 
-        A restarted bus knows from its replicas which version is the newest, but has no
-        manifest for it; it takes that one version again.
+        A restarted bus knows from its members which version is the newest. If none of them gave it
+        the manifest, it takes that one version again; else it notes who published these bytes.
         """
+        known = self._manifest[0] if self._manifest is not None else None
+        again = known is None or known.version != manifest.version
         try:
             self._trainers.check_publisher(group)
-            self._replicas.check_publish(manifest, again=self._manifest is None)
+            if not again and known is not None and known.digests == manifest.digests:
+                self._note_publisher(group)
+            self._replicas.check_publish(manifest, again=again)
             check_all_interfaces(self._context)
         except InvalidInput as refusal:
             BusMetrics.refusals.inc(tags={"what": f"publish_{refusal.field}"})
             log.warning("publish refused", version=manifest.version, why=str(refusal))
             raise
         self._manifest = (manifest, self._clock())
-        if self._trainers.published(group):
-            self._relays.forgive()
+        self._note_publisher(group)
         self._replicas.raise_newest(manifest.version)
         self._ledger.published(manifest)
         log.info("published", version=manifest.version, bytes=manifest.total_bytes)
@@ -250,8 +257,7 @@ class Bus:
 
     async def close(self) -> None:
         """End every task."""
-        for replica_id in list(self._deliveries):
-            await self._end_delivery(replica_id)
+        await self._end_deliveries(list(self._deliveries))
         await self._node_relays.close()
         await self._lending.close()
         await cancel(self._tick_task)
@@ -263,11 +269,11 @@ class Bus:
 
     async def expire(self) -> None:
         """Act on members that have been silent for too long."""
-        for replica_id in self._replicas.expire():
+        died = self._replicas.expire()
+        for replica_id in died:
             log.warning("replica is dead", replica=replica_id)
-            await self._end_delivery(replica_id)
-        for replica_id in self._deliveries.keys() - set(self._replicas.replica_ids):
-            await self._end_delivery(replica_id)
+        forgotten = self._deliveries.keys() - set(self._replicas.replica_ids)
+        await self._end_deliveries({*died, *forgotten})
         self._lending.expire()
         self._trainers.expire(self._config.forget_after_s)
         self._relays.expire(self._config.forget_after_s)
@@ -301,20 +307,34 @@ class Bus:
         tables = (self._replicas, self._trainers, self._relays)
         return any(table.seen(member_id) for table in tables)
 
-    def _take_manifest(self, copy: WeightManifest | None) -> None:
-        """After a restart: what members hold, they can give to others without a trainer."""
-        if copy and self._manifest is None and copy.version == self._replicas.newest_version:
-            self._manifest = (copy, self._clock())
+    def _note_publisher(self, group: str | None) -> None:
+        if self._trainers.published(group):
+            self._relays.forgive()
+
+    def _take_manifest(self) -> None:
+        """After a restart: what members hold, they can give to others without a trainer.
+
+        The one that holds the newest version may have registered before the one that told of it.
+        """
+        newest = self._replicas.newest_version
+        if self._manifest is not None and self._manifest[0].version == newest:
+            return
+        for copy in (*self._relays.copies, *self._replicas.copies):
+            if copy.version == newest:
+                self._manifest = (copy, self._clock())
+                self._ledger.found(copy)
+                return
 
     def _post(self, member_id: str, order: Order) -> None:
         self._mailboxes[member_id].post(order)
         self._changes.notify()
 
-    async def _end_delivery(self, replica_id: str) -> None:
-        delivery = self._deliveries.pop(replica_id, None)
-        if delivery is not None:
+    async def _end_deliveries(self, replica_ids: Collection[str]) -> None:
+        """None is known any more when the first of them ends: their replicas may register then."""
+        ended = [self._deliveries.pop(one)[1] for one in replica_ids if one in self._deliveries]
+        for replica_id in replica_ids:
             self._control.forget(replica_id)
-            await cancel(delivery[1])
+        await cancel(*ended)
 
     def _update(self) -> None:
         """Wake all waiters, so that they look again."""

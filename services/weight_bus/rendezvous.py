@@ -2,6 +2,11 @@
 
 import asyncio
 from datetime import timedelta
+from typing import Any
+
+from services.observability.log import Log
+
+log = Log("weight_bus")
 
 
 class Rendezvous:
@@ -10,7 +15,8 @@ class Rendezvous:
     def __init__(self, host: str, *, timeout_s: float) -> None:
         self._host = host
         self._timeout_s = timeout_s
-        self._store: object | None = None
+        self._store: Any = None  # a TCPStore, whose methods torch's stubs do not know
+        self._deletions: set[asyncio.Task[None]] = set()
         self._port = 0
         self._lock = asyncio.Lock()
 
@@ -25,6 +31,24 @@ class Rendezvous:
                 # In a thread: importing torch takes seconds and members must be answered.
                 await asyncio.to_thread(self._create)
         return self._host, self._port
+
+    def forget(self, prefix: str) -> None:
+        """Delete the keys of links that have been opened and never will be again.
+
+        Beside the bus's own work: the store may take a moment to answer.
+        """
+        if self._store is not None:
+            task = asyncio.create_task(asyncio.to_thread(self._delete, prefix), name=f"-{prefix}")
+            self._deletions.add(task)
+            task.add_done_callback(self._deletions.discard)
+
+    def _delete(self, prefix: str) -> None:
+        try:
+            for key in self._store.list_keys():
+                if key.startswith(prefix):
+                    self._store.delete_key(key)
+        except RuntimeError as error:  # what stays costs only memory
+            log.warning("keys not deleted", prefix=prefix, why=str(error))
 
     def _create(self) -> None:
         # The only use of torch in the bus, whose rules are tested without it.

@@ -42,6 +42,11 @@ class VersionLedger:
         entry = self._entry(manifest.version)
         entry.manifest, entry.published_at = manifest, self._wall()
 
+    def found(self, manifest: WeightManifest) -> None:
+        """A member holds a version, which was published before a restart."""
+        entry = self._entry(manifest.version)
+        entry.manifest = entry.manifest or manifest
+
     def serves(self, replica_id: str, version: int, copy: WeightManifest | None) -> None:
         """A replica that registers serves a version; counted once for each replica."""
         entry = self._entry(version)

@@ -31,6 +31,7 @@ from services.protocol.weights.weight_bus import (
 from services.protocol.weights.weights import WeightManifest
 from services.rollout_server.control import bus_member
 from services.rollout_server.control.bus_member import BusMember
+from services.rollout_server.control.replica_control import HalfAwake
 from services.rollout_server.weights.canary import Proof
 
 Sequences = tuple[tuple[int, ...], ...]
@@ -176,6 +177,11 @@ class ScriptedControl:
     def __init__(self) -> None:
         self.released = asyncio.Event()
         self.released.set()
+        self.error: Exception | None = None
+
+    def check(self) -> None:
+        if self.error is not None:
+            raise self.error
 
     async def carry_out(self, order: ControlReplica, replica_id: str) -> ControlOutcome:
         return ControlOutcome(
@@ -336,6 +342,12 @@ async def test_a_member_whose_task_ended_is_not_healthy() -> None:
     with pytest.raises(RuntimeError, match="bus poll ended"):
         scene.member.check()
     await scene.member.stop()
+
+
+async def test_a_member_whose_engine_follows_no_orders_is_not_healthy(scene: Scene) -> None:
+    scene.control.error = HalfAwake("half-way")
+    with pytest.raises(RuntimeError, match="half-way"):
+        scene.member.check()
 
 
 async def test_every_commit_is_followed_by_its_proof(scene: Scene) -> None:

@@ -7,7 +7,7 @@ import pytest
 from services.protocol.errors import InvalidInput
 from services.protocol.weights.replica_control import ControlAction, Hold
 from services.rollout_server.config import RolloutServerConfig
-from services.rollout_server.control.replica_control import EngineControl
+from services.rollout_server.control.replica_control import EngineControl, HalfAwake
 from services.rollout_server.weights.engine_loader import Asleep
 
 from .test_engine_loader import no_vllm, stage
@@ -90,6 +90,35 @@ async def test_a_failed_loan_keeps_the_device_and_can_be_ordered_again() -> None
     assert (await scene.do(ControlAction.TAKE_DEVICE)).held is Hold.NONE
 
 
+@pytest.mark.parametrize("by", [ControlAction.TAKE_DEVICE, ControlAction.WAKE_UP])
+async def test_a_device_does_not_count_as_free_after_a_wake_up_that_failed_half_way(
+    by: ControlAction,
+) -> None:
+    scene = await lending()
+    first = ControlAction.LEND_DEVICE if by is ControlAction.TAKE_DEVICE else ControlAction.SLEEP
+    await scene.do(first)
+    scene.engine.wake_up = _fails  # type: ignore[method-assign]
+    assert (await scene.do(by)).error == "RuntimeError: CUDA out of memory"
+    scene.control.check()
+    scene.engine.calls.clear()
+    assert "HalfAwake" in str((await scene.do(ControlAction.LEND_DEVICE)).error)
+    assert "release" not in scene.engine.calls
+    with pytest.raises(HalfAwake):
+        scene.control.check()
+
+
+async def test_a_wake_up_that_failed_is_tried_again_and_the_device_can_be_lent() -> None:
+    scene = await lending()
+    await scene.do(ControlAction.LEND_DEVICE)
+    wake_up, scene.engine.wake_up = scene.engine.wake_up, _fails  # type: ignore[method-assign]
+    await scene.do(ControlAction.TAKE_DEVICE)
+    scene.engine.wake_up = wake_up  # type: ignore[method-assign]
+    assert (await scene.do(ControlAction.TAKE_DEVICE)).held is Hold.NONE
+    scene.engine.calls.clear()
+    assert (await scene.do(ControlAction.LEND_DEVICE)).error is None
+    assert scene.engine.calls == [("sleep", 2, "abort"), "release"]
+
+
 async def test_a_paused_replica_is_paused_again_after_the_loan() -> None:
     scene = await lending()
     await scene.do(ControlAction.PAUSE)
@@ -126,6 +155,10 @@ async def test_weights_that_stay_are_served_again_at_once() -> None:
     await scene.do(ControlAction.TAKE_DEVICE)
     assert scene.engine.calls[-1] == ("wake", None)
     assert scene.loader.committed_version == 1
+
+
+async def _fails(tags: list[str] | None = None) -> bool:
+    raise RuntimeError("CUDA out of memory")
 
 
 def _noting(freed: list[str]) -> Any:

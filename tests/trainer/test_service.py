@@ -41,6 +41,7 @@ class FakeBus:
         self.manifests: list[WeightManifest] = []
         self.groups: list[str | None] = []
         self.canaries: list[tuple[int, CanaryLogprobs]] = []
+        self.digests: dict[int, str] = {}
         self.away = 0
         self.lose_answers = 0
         self.bus_id = "first"
@@ -107,7 +108,7 @@ class FakeBus:
             VersionRecord(
                 version=version,
                 train_step=0,
-                digest="",
+                digest=self.digests.get(version, ""),
                 model=model,
                 base=None,
                 published_at=None,
@@ -423,6 +424,27 @@ async def test_a_version_that_a_restarted_bus_outruns_is_numbered_anew(
     with pytest.raises(NotReady, match="version 1 cannot be published"):
         await training
     assert (await service.start_run(make_start())).policy_version == 53
+
+
+async def test_a_version_whose_number_has_other_bytes_on_a_restarted_bus_is_numbered_anew(
+    open_service, make_start
+) -> None:
+    bus, group = FakeBus(), FakeGroup()
+    service = await open_service(bus, group)
+    await service.start_run(make_start())
+    group.gate.clear()
+    group.entered.clear()
+    training = asyncio.ensure_future(service.train(batch(1)))
+    await group.entered.wait()
+    bus.newest, bus.served, bus.digests = (
+        1,
+        1,
+        {1: "other"},
+    )  # from a relay that registers after the restart
+    group.gate.set()
+    with pytest.raises(NotReady, match="version 1 cannot be published"):
+        await training
+    assert (await service.start_run(make_start())).policy_version == 2
 
 
 async def test_state_answers_during_a_train_step(open_service, make_start) -> None:

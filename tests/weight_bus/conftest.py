@@ -121,7 +121,7 @@ class World:
     def __init__(self, config: WeightBusConfig) -> None:
         self.clock = Clock()
         self.config = config
-        self.starter = NO_RELAYS
+        self.starter, self.forgotten = NO_RELAYS, list[str]()
         self.bus = self._bus()
         self.ranks = [Endpoint(self.bus, f"a/{rank}") for rank in range(2)]
 
@@ -129,7 +129,13 @@ class World:
         async def store() -> tuple[str, int]:
             return await self.store()
 
-        return Bus(self.config, store=store, relays=self.starter, clock=self.clock)
+        return Bus(
+            self.config,
+            store=store,
+            forget_keys=self.forgotten.append,
+            relays=self.starter,
+            clock=self.clock,
+        )
 
     async def store(self) -> tuple[str, int]:
         return "127.0.0.1", 29000

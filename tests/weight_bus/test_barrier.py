@@ -45,6 +45,27 @@ async def test_nobody_commits_before_everybody_in_service_has_staged(world: Worl
     await world.until(lambda t: [m.committed_version for m in t.leased] == [1, 1])
 
 
+async def test_replicas_that_staged_different_versions_do_not_wait_for_each_other(
+    world: World,
+) -> None:
+    await world.register_trainer()
+    older = await world.replica("older", committed_version=0)
+    newer = await world.replica("newer", committed_version=0)
+    await world.bus.publish(manifest(1))
+    order, broken = await older.receive(StageWeights), await newer.receive(StageWeights)
+    await older.vote(order)
+    await world.bus.publish(manifest(2))
+    await newer.vote(broken, "peer closed")
+    await newer.receive(DropLinks)
+    await newer.vote(await newer.receive(StageWeights))
+    assert (await older.receive(CommitWeights)).version == 1
+    await older.committed(1)
+    assert not await has_order(world, newer)
+    await older.vote(await older.receive(StageWeights))
+    for one in (older, newer):
+        assert (await one.receive(CommitWeights)).version == 2
+
+
 async def test_a_late_joiner_neither_waits_nor_is_waited_for(world: World) -> None:
     await world.register_trainer()
     old = await world.replica("old", committed_version=0)

@@ -1,6 +1,7 @@
 """What members and watchers see of the bus."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -141,6 +142,20 @@ async def test_a_restarted_bus_leases_what_its_members_still_serve(world: World)
     await world.register_trainer()
     joiner = await world.replica("joiner")
     assert (await joiner.receive(StageWeights)).manifest.version == 7
+
+
+async def test_a_restarted_bus_that_was_given_the_manifest_learns_who_can_score_it(
+    world: World,
+) -> None:
+    await world.replica("r", committed_version=7, keeps_copy=True)
+    await world.register_trainer("a")
+    assert not world.bus._trainers.can_score
+    with pytest.raises(InvalidInput, match="Version 7 exists"):
+        await world.bus.publish(replace(manifest(7), digests=(("2" * 64,), ("3" * 64,))), "a")
+    assert not world.bus._trainers.can_score, "these are other bytes"
+    with pytest.raises(InvalidInput, match="Version 7 exists"):
+        await world.bus.publish(manifest(7), "a")
+    assert world.bus._trainers.can_score
 
 
 async def test_ranks_of_an_older_group_get_no_orders_and_do_not_come_back(world: World) -> None:

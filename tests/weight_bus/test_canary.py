@@ -15,6 +15,7 @@ from services.protocol.weights.weight_bus import (
     StageWeights,
 )
 from services.protocol.weights.weights import CanaryLogprobs
+from services.weight_bus.config import WeightBusConfig
 
 from .conftest import DEADLINE_S, SCORES, Replica, World, manifest
 
@@ -116,6 +117,27 @@ async def test_a_late_joiner_waits_for_the_trainers_answer_too(world: World) -> 
     assert not is_leased(await world.table())
     await world.bus.publish_canary(0, SCORES)
     await world.until(is_leased)
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+async def test_a_joiner_is_leased_without_scores_where_no_rank_can_give_them(
+    replaced: bool,
+) -> None:
+    config = WeightBusConfig(
+        retry_s=0.001, retry_max_s=0.002, stage_timeout_s=DEADLINE_S, commit_margin_s=0.5
+    )
+    world = World(config)
+    await world.register_trainer("a")
+    await world.bus.publish(manifest(0, canary=True), "a")
+    replica = await world.replica("r")
+    await commit(replica, 0)
+    if replaced:
+        await world.register_trainer("b")
+    await replica.proved(0, gap=0.0)
+    assert not is_leased(await world.table()), "they may come within the wait"
+    table = await world.until(lambda t: is_leased(t) or bool(t.members[0].last_error))
+    assert is_leased(table) is replaced
+    await world.bus.close()
 
 
 async def test_a_replica_in_service_is_judged_when_the_trainers_answer_comes(world: World) -> None:

@@ -14,7 +14,12 @@ from services.protocol.weights.replica_control import (
     ControlReplica,
     Hold,
 )
-from services.protocol.weights.weight_bus import CommitWeights, ReplicaState, StageWeights
+from services.protocol.weights.weight_bus import (
+    CommitWeights,
+    DropLinks,
+    ReplicaState,
+    StageWeights,
+)
 
 from .conftest import DEADLINE_S, Replica, World, hello, manifest
 
@@ -117,7 +122,7 @@ async def test_a_replica_whose_weights_were_dropped_is_sent_everything_before_it
     await world.register_trainer()
     replica = await world.replica("r")
     await world.bus.publish(manifest(4))
-    await update(replica, 4)
+    first = await update(replica, 4)
     await world.until(lambda t: bool(t.leased))
     slept = ask(world, "sleep", 2)
     assert (await obey(replica, Hold.ASLEEP, has_weights=False)).level == 2
@@ -127,7 +132,10 @@ async def test_a_replica_whose_weights_were_dropped_is_sent_everything_before_it
     await awake
     (row,) = (await world.table()).members
     assert (row.committed_version, row.leased) == (None, False)
-    assert (await update(replica, 4)).base is None
+    await replica.receive(DropLinks)
+    again = await update(replica, 4)
+    assert again.base is None
+    assert again.links[0].prefix != first.links[0].prefix, "both ends carry an order out once"
     assert (await world.until(lambda t: bool(t.leased))).leased[0].committed_version == 4
 
 

@@ -1,6 +1,7 @@
 """Relays of nodes: who feeds them, and what their replicas are told."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -15,6 +16,7 @@ from services.protocol.weights.weight_bus import (
     SendWeights,
     StageWeights,
 )
+from services.protocol.weights.weights import WeightManifest
 from services.weight_bus.node_relays import RelayStarter
 
 from .conftest import DEADLINE_S, Endpoint, World, manifest
@@ -25,9 +27,9 @@ PLACE = Place(pid=1, fd=2, inode=3, offset=0)
 class RelayEnd(Endpoint):
     """A scripted relay; its node is named like it."""
 
-    async def register(self) -> None:
+    async def register(self, copy: WeightManifest | None = None) -> None:
         hello = RelayHello(relay_id=self.id, node_id=self.id, memory_domain=self.id)
-        await self.bus.register_relay(hello)
+        await self.bus.register_relay(replace(hello, copy=copy, place=PLACE if copy else None))
 
     async def vote(self, order: StageWeights, error: str | None = None) -> None:
         place = None if error else PLACE
@@ -40,9 +42,9 @@ class RelayEnd(Endpoint):
         )
 
 
-async def relay(world: World, name: str) -> RelayEnd:
+async def relay(world: World, name: str, copy: WeightManifest | None = None) -> RelayEnd:
     end = RelayEnd(world.bus, name)
-    await end.register()
+    await end.register(copy)
     return end
 
 
@@ -335,14 +337,19 @@ async def asks(end: Endpoint) -> tuple[Order, ...]:
     return answer.orders
 
 
-async def test_replicas_of_a_node_that_was_cut_off_wait_for_its_relay(world: World) -> None:
+@pytest.mark.parametrize("silence", ["heartbeat_timeout_s", "dead_after_s"])
+async def test_replicas_of_a_node_that_was_cut_off_wait_for_its_relay(
+    world: World, silence: str
+) -> None:
     await started(world)
     node = await relay(world, "n1")
     replica = await world.replica("r1", 0, memory_domain="n1", node_id="n1")
-    world.clock.now += world.config.heartbeat_timeout_s + 1
+    world.clock.now += getattr(world.config, silence) + 1
     await world.register_trainer()
     await world.bus.publish(manifest(1))
     await world.bus.expire()
+    if silence == "dead_after_s":
+        await replica.register(0)
     assert await asks(replica) == await asks(replica) == await asks(node) == ()
     await world.bus.expire()
     await node.vote(await node.receive(StageWeights))

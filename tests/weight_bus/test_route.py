@@ -62,7 +62,9 @@ async def test_a_late_joiner_is_caught_up_from_a_peer_when_no_trainer_is_there(
     sends = [await peer.receive(SendWeights) for _ in range(2)]
     assert [send.link for send in sends] == list(order.links), "it stands in for every rank"
     await finish(world, joiner, order)
-    assert (await peer.receive(DropLinks)).replica_id == "joiner", "a peer's links serve once"
+    dropped = await peer.receive(DropLinks)
+    assert dropped.replica_id == "joiner", "a peer's links serve once"
+    assert world.forgotten == [dropped.prefix]
     members = {m.replica_id: m for m in (await world.table()).members}
     assert members["peer"].state is ReplicaState.LIVE, "the peer was disturbed"
 
@@ -145,8 +147,12 @@ async def test_a_replica_whose_outputs_are_wrong_is_sent_everything(thrifty_worl
     await finish(world, replica, order)
     await replica.proved(2, gap=3.0)
     await replica.receive(DistrustWeights)
-    order = await replica.receive(StageWeights)
-    assert await bases(world, order) == [None] * 3
+    dropped = await replica.receive(DropLinks)
+    for rank in world.ranks:
+        assert await rank.receive(DropLinks) == dropped, "a rank sends a version once over a link"
+    again = await replica.receive(StageWeights)
+    assert await bases(world, again) == [None] * 3
+    assert again.links[0].prefix != order.links[0].prefix
 
 
 def transports(order: StageWeights) -> set[Transport]:

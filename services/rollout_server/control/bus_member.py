@@ -83,11 +83,12 @@ class BusMember:
         ]
 
     def check(self) -> None:
-        """Answer if both tasks run.
+        """Answer if both tasks run, and the engine can follow orders.
 
         Raises:
-            RuntimeError: one of them ended.
+            RuntimeError: one of them ended, or see `EngineControl.check`.
         """
+        self._control.check()
         for task in self._tasks:
             if task.done():
                 error = None if task.cancelled() else task.exception()

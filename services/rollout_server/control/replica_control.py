@@ -27,6 +27,13 @@ _REMEMBERED = 64
 _WEIGHTS, _KV_CACHE = "weights", "kv_cache"  # vLLM's names of what sleeps
 
 
+class HalfAwake(RuntimeError):
+    """An engine was to free its device after a wake-up that failed half-way.
+
+    vLLM takes it to be asleep still, and frees nothing of what has come back.
+    """
+
+
 def deepest_sleep(config: RolloutServerConfig) -> int:
     """The deepest level of sleep of such an engine; 0 if it cannot sleep."""
     able = config.device == "cpu" or config.placement == "shared"
@@ -67,6 +74,7 @@ class EngineControl:
         self._deepest, self._level_of_loan = deepest_sleep(config), level_of_loan(config)
         self._level = 0
         self._lent, self._before_loan = False, Hold.NONE
+        self._half_awake, self._lost = False, False
         self._done: deque[str] = deque(maxlen=_REMEMBERED)
         self._released = asyncio.Event()
         self._released.set()
@@ -98,6 +106,15 @@ class EngineControl:
             error=error,
             seconds=time.monotonic() - started,
         )
+
+    def check(self) -> None:
+        """Answer if the engine can follow orders.
+
+        Raises:
+            HalfAwake: it cannot free its device any more; only the end of its processes does.
+        """
+        if self._lost:
+            raise HalfAwake("a wake-up failed half-way; what the engine holds now is not known")
 
     async def until_released(self) -> None:
         """Return when nothing holds the engine."""
@@ -159,6 +176,7 @@ class EngineControl:
             await self._engine.release_kv_cache_memory()
 
     async def _awake(self) -> None:
+        self._half_awake = True
         if self._level > 1:
             # vLLM computes again as soon as all memory is there, which must not be before
             # there are weights: the next commit takes the rest.
@@ -166,6 +184,7 @@ class EngineControl:
             self._loader.wake = self._wake_kv_cache
         else:
             await self._engine.wake_up()
+        self._half_awake = False
 
     async def _wake_kv_cache(self) -> None:
         await self._engine.wake_up([_KV_CACHE])
@@ -174,6 +193,8 @@ class EngineControl:
 
     async def _lend_device(self, _: ControlReplica) -> None:
         loader = self._loader
+        self._lost = self._half_awake
+        self.check()
         if not self._lent and loader.held is not Hold.ASLEEP:  # else nothing is there any more
             if loader.held is not Hold.LENT:  # else the order is repeated, after an error
                 self._before_loan, loader.held = loader.held, Hold.LENT
@@ -185,10 +206,10 @@ class EngineControl:
     async def _take_device(self, _: ControlReplica) -> None:
         if self._devices is not None:
             await self._devices.take(_DEVICE_TIMEOUT_S)
+        self._lent = False
         if self._loader.held is Hold.LENT:
             await self._awake()
             self._loader.held = self._before_loan
-        self._lent = False
 
     async def _reset_prefix_cache(self, _: ControlReplica) -> None:
         self._refuse_while(Hold.ASLEEP, ControlAction.RESET_PREFIX_CACHE)

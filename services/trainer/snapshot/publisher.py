@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from services.observability.log import Log
 from services.protocol.errors import InvalidInput, NotReady
+from services.protocol.weights.version_ledger import VersionRecord
 from services.protocol.weights.weight_bus import MemberTable, WeightBus
 from services.protocol.weights.weights import CanaryLogprobs, WeightManifest
 from services.retry import retrying
@@ -77,15 +78,16 @@ class Publisher:
         newest = (await self.members()).newest_version
         if newest is None:
             return None
-        records = await self._repeat(self._bus.versions)
-        return next((one.model for one in records if one.version == newest), "")
+        record = await self._record(newest)
+        return record.model if record is not None else ""
 
     async def publish(self, manifest: WeightManifest) -> None:
         """Publish once, however often the call has to be repeated.
 
         Raises:
-            NotReady: the bus restarted, and a replica has told it of a higher version since this
-                one was numbered; a version with a new number can be published.
+            NotReady: the bus restarted, and since this version was numbered a member has told it
+                of a higher one, or of other bytes of this number; a version with a new number
+                can be published.
             InvalidInput: the bus refuses these weights, or another trainer has replaced these
                 ranks.
         """
@@ -93,13 +95,13 @@ class Publisher:
             await self._repeat(lambda: self._bus.publish(manifest, self._group))
         except InvalidInput as refused:
             newest = (await self.members()).newest_version
-            if newest is not None and newest > manifest.version:
+            if newest is None or newest < manifest.version:
+                raise
+            # Else a first attempt whose answer was lost: the bus has this very version.
+            if newest > manifest.version or await self._is_other(manifest):
                 raise NotReady(
                     f"version {manifest.version} cannot be published: {refused}"
                 ) from None
-            # A first attempt whose answer was lost: the bus has this very version.
-            if newest != manifest.version:
-                raise
         self._held, self._canary, self.version = manifest, None, manifest.version
         _log.info("published", version=manifest.version, step=manifest.train_step)
 
@@ -137,6 +139,15 @@ class Publisher:
                 await asyncio.sleep(RETRY_S)
                 continue
             revision, known = table.revision, table.bus_id
+
+    async def _record(self, version: int) -> VersionRecord | None:
+        records = await self._repeat(self._bus.versions)
+        return next((one for one in records if one.version == version), None)
+
+    async def _is_other(self, manifest: WeightManifest) -> bool:
+        """Whether the bus knows other bytes under the number of a version."""
+        record = await self._record(manifest.version)
+        return record is not None and record.digest not in ("", manifest.digest)
 
     async def _publish_again(self, held: WeightManifest) -> None:
         try:

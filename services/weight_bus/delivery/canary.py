@@ -54,11 +54,13 @@ class Canary:
         )
         if self._sleeps():
             raise UpdateFailed(Phase.CANARY, "the engine was put to sleep")
-        if not self._can_judge_joiner():
-            who = "the replica" if self._answer is None else "the trainer"
+        # Ranks that had not published the version might still have done so within the wait.
+        answered, can_score = self._answer is not None, self._context.trainers.can_score
+        if not self._can_judge() and (can_score or not answered):
+            who = "the trainer" if answered else "the replica"
             raise UpdateFailed(Phase.CANARY, f"no answer of {who} in {timeout_s:g} s", silent=True)
         answer, self._answer = self._answer, None
-        assert answer is not None, "_can_judge_joiner"
+        assert answer is not None, "answered"
         problem = self._judge(answer) or answer.error
         if problem is not None:
             raise UpdateFailed(Phase.CANARY, problem)

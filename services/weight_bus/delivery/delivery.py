@@ -62,12 +62,18 @@ class Delivery:
         try:
             await self._update(manifest, published_at, relay)
             self._transfer.arrived()
+            self._reads_no_more(relay)
         except UpdateFailed as failed:
+            if not failed.silent:
+                self._reads_no_more(relay)
             self._give_up(failed, manifest.version)
             await self._transfer.back_off(manifest.version)
-        finally:
-            if relay is not None:
-                relay.readers.discard(self._replica_id)
+
+    def _reads_no_more(self, relay: Relay | None) -> None:
+        """The replica said how the update ended. One that says nothing may load what it has mapped
+        when it is back, however long after."""
+        if relay is not None:
+            relay.readers.discard(self._replica_id)
 
     def take(self, report: Report) -> bool:
         """Hand in a report; False if it is not awaited."""
@@ -115,19 +121,23 @@ class Delivery:
         if relay is None:
             cannot = self._awaits_relay or self._senders(newest[0]) is None
             return None if cannot else newest
-        return (relay.held, relay.published_at) if relay.held is not None else None
+        held = relay.held
+        if held is None or (held.version == newest[0].version and not relay.holds(newest[0])):
+            return None  # or it has other bytes of that number, of a trainer before
+        return held, relay.published_at
 
     @property
     def _awaits_relay(self) -> bool:
         """Whether the relay of its node may be about to be heard of: the bus has just begun, or the
         node was cut off.
 
-        By itself the replica would hold a version beside the relay's. It serves one meanwhile.
+        By itself the replica would hold a version beside the relay's. One that has loaded none yet
+        does not wait.
         """
         replica = self._replica
-        if replica is None or not (self._in_service and self._context.relays.expected):
+        if replica is None or replica.committed_version is None:
             return False
-        return self._context.replicas.returns(replica)
+        return self._context.relays.expected and self._context.replicas.returns(replica)
 
     def _is_due(self) -> bool:
         replica, offer = self._replica, self._offer()
@@ -150,10 +160,7 @@ class Delivery:
         with self._span("commit", manifest) as commit:
             committed = await self._commit(manifest)
             commit.set(paused_s=committed.paused_s)
-        if relay is None and self._transfer.senders[0] not in (
-            self._context.trainers.current or ()
-        ):
-            self._transfer.drop_links()  # a peer sends once
+        self._transfer.end_links_of_peers()
         is_joining = not self._in_service and replica is not None and not replica.was_leased
         if manifest.canary and not self._in_service:
             with self._span("canary", manifest):
@@ -206,7 +213,7 @@ class Delivery:
         if relay is None:
             senders = self._senders(manifest)
             assert senders is not None, "_is_due"
-            self._transfer.use(senders)
+            self._transfer.use(senders, manifest.version)
             return await self._transfer.stage(
                 Receiver(
                     member_id=self._replica_id,

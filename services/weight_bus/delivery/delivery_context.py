@@ -33,6 +33,7 @@ class DeliveryContext:
         newest: the newest manifest and when it was published by `clock`.
         post: put an order into a member's mailbox.
         store: host and port of the rendezvous store.
+        forget_keys: delete what the store keeps of links by their prefix.
         new_prefix: a link prefix for a replica that was never used before.
     """
 
@@ -49,4 +50,5 @@ class DeliveryContext:
     newest: Callable[[], tuple[WeightManifest, float] | None]
     post: Callable[[str, Order], None]
     store: Callable[[], Awaitable[tuple[str, int]]]
+    forget_keys: Callable[[str], None]
     new_prefix: Callable[[str], str]

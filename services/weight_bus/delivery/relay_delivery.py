@@ -76,7 +76,7 @@ class RelayDelivery:
         relay, published = self._relay, self._context.newest()
         if relay is None or published is None:
             raise UpdateFailed(Phase.STAGE, "the relay left")
-        self._transfer.use(senders)
+        self._transfer.use(senders, manifest.version)
         receiver = Receiver(
             member_id=self._relay_id,
             memory_domain=relay.hello.memory_domain,
@@ -88,9 +88,11 @@ class RelayDelivery:
         ahead = self._context.relays.get(senders[0])
         relay.published_at = ahead.published_at if ahead is not None else published[1]
         self._context.changes.notify()
-        staged = await self._transfer.stage(receiver, manifest, in_place=not relay.readers)
-        if senders[0] not in (self._context.trainers.current or ()):
-            self._transfer.drop_links()  # a peer sends once
+        in_place = not relay.is_read
+        staged = await self._transfer.stage(receiver, manifest, in_place=in_place)
+        if not in_place:
+            relay.moved()
+        self._transfer.end_links_of_peers()
         self._transfer.arrived()
         self._avoided = frozenset()
         relay.held, relay.place, relay.arriving = manifest, staged.place, None

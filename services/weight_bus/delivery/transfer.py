@@ -38,12 +38,17 @@ class Transfer:
         self.senders: tuple[str, ...] = ()
         self.failures = 0
         self._prefix = ""
+        self._ordered: int | None = None  # version that these links were last to carry
         # Versions in a row whose own way failed; from `_STRIKES` on, those that went over TCP, too.
         self._detours = 0
 
-    def use(self, senders: tuple[str, ...]) -> None:
-        """Choose senders; other ones get links of their own."""
-        if self._prefix and senders != self.senders:
+    def use(self, senders: tuple[str, ...], version: int) -> None:
+        """Choose the senders of a version; other ones get links of their own.
+
+        So does a version that these links have carried: both ends would take the order for the one
+        before, delivered again.
+        """
+        if self._prefix and (senders != self.senders or version == self._ordered):
             self.drop_links()
         if not self._prefix:
             self._prefix = self._context.new_prefix(self._receiver_id)
@@ -63,6 +68,7 @@ class Transfer:
         links = await route.links(context, receiver, self._prefix, self.senders, plain=plain)
         base = route.base_of_changes(context, receiver, manifest, self.failures)
         self.reports.expect(Phase.STAGE, manifest.version, self._prefix)
+        self._ordered = manifest.version
         order = StageWeights(manifest=manifest, links=links, base=base, in_place=in_place)
         with context.relays.feeding(self.senders, self._receiver_id, manifest.version):
             self.post(order, Phase.STAGE)
@@ -84,6 +90,13 @@ class Transfer:
             self.drop_links()
             self._detours = _STRIKES - 1  # what had failed may work by now
         self.failures = 0
+
+    def end_links_of_peers(self) -> None:
+        """The version has come over them: whoever stands in for the trainer sends once."""
+        if self.senders and self.senders[0] not in (self._context.trainers.current or ()):
+            prefix = self._prefix
+            self.drop_links()
+            self._context.forget_keys(prefix)  # both ends have met, and never do again
 
     async def back_off(self, version: int) -> None:
         """Pause until a newer version or a new trainer comes, or the pause is over."""
@@ -123,7 +136,7 @@ class Transfer:
                 self._context.post(member, order)
             except (MailboxFull, KeyError) as gone:
                 log.info("links of a member that is gone", member=member, why=str(gone))
-        self._prefix, self.senders = "", ()
+        self._prefix, self.senders, self._ordered = "", (), None
 
     def post(self, order: Order, phase: Phase) -> None:
         """Give the receiver an order.

@@ -25,7 +25,9 @@ class Relay:
         published_at: when that version was published, by the clock of `Relays`.
         arriving: manifest of the version that it was ordered to receive.
         failures: attempts in a row that failed.
-        readers: replicas that load from it now.
+        readers: replicas that may map the memory of that version; one that goes silent stays one,
+            for it may load what it has mapped when it is back.
+        readers_known: False where replicas that the bus has not heard of may map it, too.
         fed: members that it is to send a version to, and which one.
     """
 
@@ -37,6 +39,7 @@ class Relay:
     arriving: WeightManifest | None = None
     failures: int = 0
     readers: set[str] = field(default_factory=set)
+    readers_known: bool = True
     fed: dict[str, int] = field(default_factory=dict)
 
     def holds(self, manifest: WeightManifest) -> bool:
@@ -46,6 +49,15 @@ class Relay:
             manifest.version,
             manifest.digests,
         )
+
+    @property
+    def is_read(self) -> bool:
+        """Whether a replica may still load from its memory."""
+        return bool(self.readers) or not self.readers_known
+
+    def moved(self) -> None:
+        """It has taken fresh memory, and never writes to what replicas map."""
+        self.readers, self.readers_known = set(), True
 
     @property
     def passes_on(self) -> WeightManifest | None:
@@ -80,11 +92,16 @@ class Relays:
                 # One that dies whenever it receives is started again and again.
                 failures = relay.failures + (relay.arriving is not None)
                 self.leave(relay_id)
-        new = Relay(hello, self._clock(), failures=failures)
+        new = Relay(hello, self._clock(), failures=failures, readers_known=hello.copy is None)
         known = self._relays.setdefault(hello.relay_id, new)
         known.hello, known.seen_at = hello, self._clock()
         known.held, known.place = hello.copy, hello.place
         known.published_at = self._clock()
+
+    @property
+    def copies(self) -> tuple[WeightManifest, ...]:
+        """Manifests of the versions that relays hold."""
+        return tuple(one.held for one in self._relays.values() if one.held is not None)
 
     def get(self, relay_id: str) -> Relay | None:
         """The relay, if it is in the table."""
@@ -172,7 +189,6 @@ class Relays:
     def holder_of(self, manifest: WeightManifest, *, besides: str) -> str | None:
         """A relay that holds these very bytes."""
         for relay_id, relay in self._relays.items():
-            same = relay.held is not None and relay.held.digests == manifest.digests
-            if same and relay_id != besides and self.alive(relay_id):
+            if relay.holds(manifest) and relay_id != besides and self.alive(relay_id):
                 return relay_id
         return None

@@ -1,5 +1,6 @@
 """The replicas: their states, their versions and their leases."""
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,6 +19,9 @@ _HELD = {
     Hold.ASLEEP: ReplicaState.ASLEEP,
     Hold.LENT: ReplicaState.LENT,
 }
+
+_LOST_KEPT = 1024
+"""Dead replicas whose names are remembered after they have left the table."""
 
 
 @dataclass
@@ -77,6 +81,7 @@ class Replicas:
         self._config = config
         self._clock = clock
         self._replicas: dict[str, Replica] = {}
+        self._lost: deque[str] = deque(maxlen=_LOST_KEPT)  # were dead when they were forgotten
         self.newest_version: int | None = None
         self.max_lag: int | None = None
         self.pushes = 0
@@ -90,8 +95,17 @@ class Replicas:
         """Every replica in the table."""
         return tuple(self._replicas)
 
+    @property
+    def copies(self) -> tuple[WeightManifest, ...]:
+        """Manifests of the versions that replicas keep a copy of."""
+        return tuple(one.copy for one in self._replicas.values() if one.copy is not None)
+
     def enter(self, hello: ReplicaHello) -> None:
-        """Add a replica, or renew its entry; an update of it may be under way."""
+        """Add a replica, or renew its entry; an update of it may be under way.
+
+        One that was dead keeps what it has committed, but may have missed that this was wrong: it
+        gets a lease by a commit only.
+        """
         known = self._replicas.get(hello.replica_id)
         if known is not None and known.state is not ReplicaState.DEAD:
             known.hello = hello
@@ -103,15 +117,18 @@ class Replicas:
             known.held = hello.held
         else:
             has_weights = hello.committed_version is not None
+            was_dead = known is not None or hello.replica_id in self._lost
+            served = ReplicaState.CATCHING_UP if was_dead else ReplicaState.LIVE
             self._replicas[hello.replica_id] = Replica(
                 hello=hello,
-                state=ReplicaState.LIVE if has_weights else ReplicaState.JOINING,
+                state=served if has_weights else ReplicaState.JOINING,
                 committed_version=hello.committed_version,
                 registered_at=self._clock(),
                 heard_since=self._clock(),
                 seen_at=self._clock(),
                 copy=hello.copy,
                 held=hello.held,
+                was_leased=known is not None and known.was_leased,
             )
         self.raise_newest(hello.committed_version)
 
@@ -228,6 +245,8 @@ class Replicas:
         for replica_id, replica in list(self._replicas.items()):
             silence = self._clock() - replica.seen_at
             if silence > self._config.forget_after_s:
+                if replica.state is ReplicaState.DEAD:
+                    self._lost.append(replica_id)
                 self.leave(replica_id)
             elif silence > self._config.dead_after_s and replica.state is not ReplicaState.DEAD:
                 self.fail(replica_id, ReplicaState.DEAD, f"silent for {silence:.0f} s")

@@ -101,5 +101,10 @@ class TrainerGroups:
         """As `current`, but None before new ranks have published: they have no version to send."""
         return self.current if self._publisher in (None, self._current) else None
 
+    @property
+    def can_score(self) -> bool:
+        """Whether the current ranks published the newest version, so that they can score it."""
+        return self._publisher == self._current and self.current is not None
+
     def _of(self, group: str) -> dict[int, _Rank]:
         return {rank.hello.rank: rank for rank in self._ranks.values() if rank.hello.group == group}
