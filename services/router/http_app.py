@@ -82,7 +82,7 @@ def build_http(
         config: the router's settings.
         bus: where the member table comes from.
         point: where this router and others tell each other what they do; None: it is alone.
-        sessions: recorded sessions, if several routers share them.
+        sessions: recorded sessions, if they are in a process of their own.
         node: what the router's own port needs.
     """
     node = node or RouterNode()

@@ -18,7 +18,9 @@ from services.router.trajectories.history import History
 from services.router.trajectories.trajectory_tree import RecordedCall, RecordedChoice
 
 _LOG = Log("router")
-_LOCKED_S = 10.0
+_LOCKED_S = 30.0
+"""Longer than Serve gives a process to end its calls, 20 s unless a deployment says another."""
+
 _POLL_S = 0.1
 
 Change = list[Any]

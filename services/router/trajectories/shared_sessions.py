@@ -1,4 +1,4 @@
-"""Recorded sessions in a process that several routers share."""
+"""Recorded sessions in a process of their own, which several routers may share."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ _ANSWER_S = 10.0
 
 
 class SharedSessions:
-    """The records as every one of several routers sees them; see `Sessions`.
+    """The records as a router sees them that does not have them itself; see `Sessions`.
 
     Calls that need no record do not wait for it. A record that cannot be reached costs no client
     an answer: the call is then counted as lost.
@@ -117,4 +117,4 @@ class SharedSessions:
 
 
 SessionRecords = Sessions | SharedSessions
-"""The records in this process, or in one that several routers share."""
+"""The records in this process, or in one of their own."""
