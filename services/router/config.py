@@ -125,7 +125,8 @@ class RouterConfig(StrictModel):
             beside it. null: in memory alone.
         session_poll_max_s: longest wait of a list request for a session to finish.
         max_stored_responses: answers of the Responses API that later requests may go on from;
-            the least recently used is dropped first. They are kept for `session_idle_s`.
+            the least recently used is dropped first, within a conversation the newest. They are
+            kept for `session_idle_s`.
         max_stored_response_mb: MiB of JSON of all of them together.
         eject_after: consecutive failures after which a replica gets no more work.
         eject_s: how long the first time; doubles with every further failure of a probe or of a
