@@ -105,7 +105,7 @@ def build_http(
             lag = observe_loop_lag(RouterMetrics.loop_lag, period_s=_LAG_PERIOD_S)
             await ends.enter_async_context(running(lag, name="loop_lag"))
             if config.listen is not None:
-                listener = Listener(config.listen, node.port)
+                listener = Listener(config.listen, node.port, write_s=config.client_write_s)
                 await listener.start(_marked(app), node.runs)
                 ends.push_async_callback(_stop, listener, node, draining)
             yield
