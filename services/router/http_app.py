@@ -164,7 +164,7 @@ def _add_routes(
     app.include_router(session_routes(sessions, interruptions, forget_home, read_s=read_s))
     app.include_router(status_routes(replicas, external))
     app.include_router(response_routes(sessions))
-    app.include_router(forwarded_routes(replicas))
+    app.include_router(forwarded_routes(replicas, sessions))
     config = replicas.config
     gate = Gate(config.max_open_requests)
     endpoints: dict[str, ASGIApp] = {

@@ -132,6 +132,11 @@ class Sessions:
             lambda: self._store.offered(run) is not None, self._bounded(wait_s)
         )
 
+    async def offered_model(self, name: str | None) -> str | None:
+        """The model that answers a session's calls, whatever they name; None: the one they name."""
+        session = None if name is None else self._store.find(name)
+        return None if session is None or session.offer is None else session.offer.model
+
     async def add_reward(self, name: str, reward: float) -> SessionSummary:
         """Count a reward before the end of an open session.
 

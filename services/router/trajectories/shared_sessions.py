@@ -67,6 +67,12 @@ class SharedSessions:
         wait_s = min(wait_s, self._config.session_poll_max_s)
         return await self._ask("until_offered", run, wait_s, extra_s=wait_s)
 
+    async def offered_model(self, name: str | None) -> str | None:
+        """See `Sessions`."""
+        if name is None or not name.startswith(SESSION_PREFIX):
+            return None
+        return await self._ask("offered_model", name)
+
     async def add_reward(self, name: str, reward: float) -> SessionSummary:
         """See `Sessions`."""
         return await self._ask("add_reward", name, reward)
