@@ -3,7 +3,7 @@
 import secrets
 from typing import Any
 
-from services.protocol.rollout_server import HISTORY_DEPENDENT
+from services.protocol.rollout_server import HISTORY_DEPENDENT, UNMASKED
 from services.router.placement.reservation import Reservation
 from services.router.request.client_request import ClientRequest
 
@@ -25,7 +25,7 @@ def generate_request(
     if params.get("max_tokens") is None:
         params["max_tokens"] = max(1, reservation.max_model_len - len(ask.body["token_ids"]))
     if ask.fixed is not None:
-        params |= ask.fixed.sampling
+        params |= UNMASKED | ask.fixed.sampling
         params["max_tokens"] = min(params["max_tokens"], ask.fixed.max_tokens)
     if logprobs and params.get("logprobs") is None:
         params["logprobs"] = 0
