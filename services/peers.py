@@ -242,7 +242,7 @@ def reward_peer(*, timeout_s: float = 1000.0) -> RewardService:
 
 
 def sessions_peer(handle: DeploymentHandle[Any]) -> RemoteService:
-    """The process with the recorded sessions that several routers share."""
+    """The process with the recorded sessions, where no router has them itself."""
     return RemoteService("router's sessions", lambda: handle)
 
 

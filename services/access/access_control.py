@@ -21,8 +21,21 @@ GUEST = "session"
 """The name of every key that is not one of the ring."""
 
 Guests = Callable[[str, Scope], Awaitable[bool]]
+"""Raises `GuestsUnknown`."""
 
 _REFUSED = 1008  # RFC 6455, 7.4.1: against the policy
+
+
+class GuestsUnknown(Exception):
+    """Who is a guest cannot be found out now.
+
+    Attributes:
+        answer: what the client gets.
+    """
+
+    def __init__(self, answer: ASGIApp) -> None:
+        self.answer = answer
+        super().__init__("who is a guest cannot be found out now")
 
 
 class AccessControl:
@@ -74,15 +87,18 @@ class AccessControl:
     async def _checked(self, scope: Scope, receive: Receive, send: Send) -> None:
         shown = _shown(scope)
         key = self._ring.find(shown)
-        if (
-            key is None
-            and self._guests is not None
-            and await self._guests(shown.decode("latin-1"), scope)
-        ):
-            self._count(GUEST, "admitted")
-            scope[KEY_NAME] = GUEST
-            await self._app(scope, receive, send)
-            return
+        if key is None and self._guests is not None:
+            try:
+                guest = await self._guests(shown.decode("latin-1"), scope)
+            except GuestsUnknown as problem:
+                self._count("", "unknown")
+                await problem.answer(scope, receive, send)
+                return
+            if guest:
+                self._count(GUEST, "admitted")
+                scope[KEY_NAME] = GUEST
+                await self._app(scope, receive, send)
+                return
         if key is None:
             self._count("", "unauthorized")
             message = "no such API key; send one as `Authorization: Bearer KEY` or `x-api-key: KEY`"

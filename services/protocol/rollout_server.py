@@ -30,6 +30,17 @@ HISTORY_DEPENDENT = (
 """Sampling parameters whose effect depends on where the prompt ends and the answer begins. Not
 `repetition_penalty`: it counts prompt and generated tokens alike."""
 
+UNMASKED: dict[str, int | None] = {
+    "logit_bias": None,
+    "allowed_token_ids": None,
+    "bad_words": None,
+    "min_tokens": 0,
+    "thinking_token_budget": None,
+    "trace_decode_token_ids": None,
+}
+"""Sampling parameters with which an engine samples from all tokens, unless there is a grammar. The
+logprobs that it tells are of what it samples from, and the trainer computes those of all tokens."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedStart:
@@ -58,8 +69,8 @@ class GenerationOrder:
         logprobs: the client or a recorded session needs them.
         interval: tokens in a chunk after the first; None for the engine's own way. An answer
             that cannot be longer comes in one piece.
-        fixed: settings that hold in place of the body's: under `sampling` sampling parameters, and
-            under `max_tokens` a bound.
+        fixed: settings that hold in place of the body's: under `sampling` sampling parameters, to
+            which `UNMASKED` belong, and under `max_tokens` a bound.
         start: a `RecordedStart` to go on from, where the template allows it; None: all messages
             are rendered.
     """

@@ -35,6 +35,9 @@ _UNBOUNDED = 1_000_000
 _BY_SESSION = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
 # Our own gate bounds the work; Serve's slots would also hold back health checks.
 _DRAIN_S = 60.0
+_RECORDS_DRAIN_S = 2.0
+"""Of the process with the recorded sessions. What takes longer there is a long poll, which its
+client repeats; all other calls wait until the next process is up."""
 
 
 class Router:
@@ -94,12 +97,14 @@ def build(config: RouterConfig) -> serve.Application:
         ray_actor_options=actor,
         **routing,
     )(serve.ingress()(Router))
-    if config.replicas == 1:
+    if config.replicas == 1 and config.sessions_dir is None:
         return deployment.bind(config)
-    # Any router may get a call of a session, or be asked for it.
+    # Any router may get a call of a session, or be asked for it. And only one process at a time
+    # can have the folder: a new router is up before the old one goes.
     records = serve.deployment(
         name="sessions",
         max_ongoing_requests=_UNBOUNDED,
+        graceful_shutdown_timeout_s=_RECORDS_DRAIN_S,
         health_check_timeout_s=30.0,
         ray_actor_options={"num_cpus": config.num_cpus},
     )(Sessions)

@@ -121,10 +121,12 @@ class RouterConfig(StrictModel):
         max_returned_tokens: tokens of trajectories in one answer, about 35 bytes each. A request
             for more gets status 413; clients then ask for some trajectories at a time.
         sessions_dir: folder where sessions that agents outside play are kept as well, so that they
-            outlive a restart of the process that has them; null: in memory alone.
+            outlive a restart of the process that has them. Even one router then has that process
+            beside it. null: in memory alone.
         session_poll_max_s: longest wait of a list request for a session to finish.
         max_stored_responses: answers of the Responses API that later requests may go on from;
-            the least recently used is dropped first. They are kept for `session_idle_s`.
+            the least recently used is dropped first, within a conversation the newest. They are
+            kept for `session_idle_s`.
         max_stored_response_mb: MiB of JSON of all of them together.
         eject_after: consecutive failures after which a replica gets no more work.
         eject_s: how long the first time; doubles with every further failure of a probe or of a

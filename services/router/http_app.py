@@ -82,7 +82,7 @@ def build_http(
         config: the router's settings.
         bus: where the member table comes from.
         point: where this router and others tell each other what they do; None: it is alone.
-        sessions: recorded sessions, if several routers share them.
+        sessions: recorded sessions, if they are in a process of their own.
         node: what the router's own port needs.
     """
     node = node or RouterNode()
@@ -105,7 +105,7 @@ def build_http(
             lag = observe_loop_lag(RouterMetrics.loop_lag, period_s=_LAG_PERIOD_S)
             await ends.enter_async_context(running(lag, name="loop_lag"))
             if config.listen is not None:
-                listener = Listener(config.listen, node.port)
+                listener = Listener(config.listen, node.port, write_s=config.client_write_s)
                 await listener.start(_marked(app), node.runs)
                 ends.push_async_callback(_stop, listener, node, draining)
             yield
@@ -164,7 +164,7 @@ def _add_routes(
     app.include_router(session_routes(sessions, interruptions, forget_home, read_s=read_s))
     app.include_router(status_routes(replicas, external))
     app.include_router(response_routes(sessions))
-    app.include_router(forwarded_routes(replicas))
+    app.include_router(forwarded_routes(replicas, sessions))
     config = replicas.config
     gate = Gate(config.max_open_requests)
     endpoints: dict[str, ASGIApp] = {

@@ -14,7 +14,8 @@ from tests.cluster.conftest import READY_S, Cluster
 from tests.cluster.test_faults import balances
 
 HALF_PLAYED = 4
-ROUTER, ORCHESTRATOR = "ray::ServeReplica:router:router", "ray::ServeReplica:orchestrator:"
+ROUTER, SESSIONS = "ray::ServeReplica:router:router", "ray::ServeReplica:router:sessions"
+ORCHESTRATOR = "ray::ServeReplica:orchestrator:"
 
 
 class Agents:
@@ -89,6 +90,7 @@ def test_half_played_episodes_outlive_the_router_and_the_orchestrator(cluster: C
         agents.finish(agents.begun(), 1.0)  # of the evaluation before training
         half = [agents.begun() for _ in range(HALF_PLAYED)]
         kill(cluster, ROUTER)
+        kill(cluster, SESSIONS)
         for session in half:
             agents.ask(session)
         assert [agents.calls(session) for session in half] == [2] * HALF_PLAYED

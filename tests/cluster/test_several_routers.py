@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import httpx
 import openai
 import psutil
 import pytest
@@ -232,3 +233,14 @@ async def _waited_for(routers, client):
 async def _whole(client):
     answer = await client.chat.completions.create(model=MODEL, messages=ASK)
     return answer.choices[0].message.content
+
+
+async def test_what_agents_outside_play_outlives_an_update_of_the_only_router(routers, tmp_path):
+    await routers.deploy(replicas=1, sessions_dir=str(tmp_path))
+    offer = {"task": {}, "run": "r", "model": MODEL, "max_tokens": 4}
+    async with httpx.AsyncClient(base_url=f"{routers.url}/v1", timeout=DEADLINE_S) as client:
+        made = await client.post("/sessions", json={"offer": offer})
+        session = made.raise_for_status().json()["id"]
+        await routers.deploy(max_retries=2)
+        found = await client.get(f"/sessions/{session}")
+    assert found.raise_for_status().json()["offer"] == "waiting"

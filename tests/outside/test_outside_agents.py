@@ -344,6 +344,57 @@ async def test_a_session_that_cannot_be_written_is_counted_and_goes_on(tmp_path,
     assert failed
 
 
+async def test_a_session_that_could_not_be_written_once_is_written_no_more(tmp_path):
+    """What is left of it would be its end alone."""
+    before = kept(tmp_path)
+    name = await played(before)
+    file = tmp_path / "sessions" / name
+    file.unlink()
+    file.symlink_to("/dev/full")
+    await before.add_reward(name, 0.5)
+    assert not file.exists()
+    await before.finish(name, SessionEnding(reward=1.0))
+    assert not file.exists()
+    before.close()
+    assert await kept(tmp_path).listed("open", 0, 10, 0) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        '["finish",{"reward":1.0}]',
+        '["create",{},{"run":7}]',
+        '["create",{},OFFER]\n["take"]\n["take"]',
+        '["create",{},OFFER]\n["record",1]',
+        '["create",7,OFFER]',
+        '"create"',
+    ],
+    ids=["no beginning", "offer", "taken twice", "record", "metadata", "no change"],
+)
+async def test_a_session_that_cannot_be_made_again_is_set_aside(tmp_path, changes):
+    before = kept(tmp_path)
+    good = (await before.create({}, offer())).id
+    before.close()
+    file = tmp_path / "sessions" / "sess_damaged"
+    file.write_text(changes.replace("OFFER", offer(key="g/1").model_dump_json()) + "\n")
+    after = kept(tmp_path)
+    assert [one.id for one in await after.listed("open", 0, 10, 0)] == [good]
+    aside = file.with_name("damaged-sess_damaged")
+    assert [one.name for one in file.parent.glob("*damaged*")] == [aside.name]
+    assert (await after.create({}, offer(key="g/1"))).id != file.name, "nor is its offer known"
+
+
+async def test_a_session_that_is_too_large_for_its_next_router_stops_nothing(tmp_path):
+    before = kept(tmp_path)
+    name = await played(before)
+    start = await before.begin(name)
+    await before.end(name, start.number, call([1, 2, 3, 7, 9]))
+    before.close()
+    folder = str(tmp_path / "sessions")
+    after = Sessions(RouterConfig(sessions_dir=folder, max_recorded_tokens=1))
+    assert await after.listed("open", 0, 10, 0) == []
+
+
 def test_a_folder_that_another_router_uses_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(kept_sessions, "_LOCKED_S", 0.2)
     first = kept(tmp_path)

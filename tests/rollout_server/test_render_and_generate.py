@@ -7,7 +7,7 @@ from vllm.entrypoints.scale_out.token_in_token_out.protocol import (
 )
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
-from services.protocol.rollout_server import HISTORY_DEPENDENT, GenerationOrder
+from services.protocol.rollout_server import HISTORY_DEPENDENT, UNMASKED, GenerationOrder
 from services.rollout_server.http.render_and_generate import prepare
 
 
@@ -71,6 +71,25 @@ def test_an_answer_seen_early_that_can_only_be_made_again_gets_a_seed() -> None:
     grammar = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a+"))
     assert prepared(grammar, shown_early=True).sampling_params.seed is not None
     assert prepared(SamplingParams(), shown_early=True).sampling_params.seed is None
+
+
+def test_no_call_of_a_session_with_fixed_settings_rules_out_or_forces_tokens() -> None:
+    """The trainer could not compute the logprobs."""
+    theirs = SamplingParams(
+        logit_bias={5: -100.0},
+        allowed_token_ids=[1, 2],
+        bad_words=["no"],
+        min_tokens=40,
+        max_tokens=60,
+        thinking_token_budget=3,
+        trace_decode_token_ids=[1, 2],
+    )
+    fixed = {"sampling": {"temperature": 1.0}, "max_tokens": 20}
+    params = prepared(theirs, fixed=fixed).sampling_params
+    free = SamplingParams(temperature=1.0, max_tokens=20)
+    assert {name: getattr(params, name) for name in UNMASKED} == {
+        name: getattr(free, name) for name in UNMASKED
+    }
 
 
 def test_what_depends_on_history_are_names_that_sampling_parameters_have() -> None:

@@ -19,7 +19,7 @@ from services.observability.metrics import RouterMetrics
 from services.open_files import open_files
 from services.router.config import ListenConfig, RouterConfig
 from services.router.listener.connection_bound import ACCEPTED_AT_ONCE, bounded, refused
-from services.router.listener.listener import BoundedHead
+from services.router.listener.listener import BoundedConnection
 
 
 async def main() -> None:
@@ -35,7 +35,7 @@ async def main() -> None:
     listener.bind(("127.0.0.1", 0))
     config = uvicorn.Config(
         PlainTextResponse("here"),
-        http=BoundedHead,
+        http=BoundedConnection,
         lifespan="off",
         log_config=None,
         access_log=False,

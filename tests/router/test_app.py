@@ -8,6 +8,7 @@ from ray.serve._private.build_app import build_app
 
 from services.router.app import build
 from services.router.config import RouterConfig
+from services.router.trajectories.kept_sessions import _LOCKED_S
 
 
 def test_the_builder_takes_the_arguments_of_a_deployment_file():
@@ -36,6 +37,23 @@ def test_a_router_with_a_port_of_its_own_is_up_before_the_old_one_goes():
         app = call_user_app_builder_with_args_if_necessary(build, {"listen": listen})
         (deployment,) = build_app(app, name="router").deployments
         assert deployment._deployment_config.max_surge_percent == surge
+
+
+@pytest.mark.parametrize(
+    ("settings", "alone"),
+    [({}, True), ({"replicas": 2}, False), ({"sessions_dir": "/data/sessions"}, False)],
+    ids=["one router", "two", "one with a folder"],
+)
+def test_records_that_outlive_a_router_are_in_a_process_of_their_own(settings, alone):
+    """Only one process at a time can have the folder, and a new router starts beside the old."""
+    built = {"listen": {"port": 0}, **settings}
+    app = call_user_app_builder_with_args_if_necessary(build, built)
+    deployments = {one.name: one for one in build_app(app, name="router").deployments}
+    assert set(deployments) == ({"router"} if alone else {"router", "sessions"})
+    if not alone:
+        sessions = deployments["sessions"]._deployment_config
+        assert sessions.max_surge_percent == 0
+        assert sessions.graceful_shutdown_timeout_s < _LOCKED_S
 
 
 def test_an_unknown_setting_is_refused():

@@ -7,8 +7,10 @@ import openai
 import pytest
 
 from services.protocol.router import MIN_VERSION_HEADER, PRIORITY_HEADER, REPLICA_HEADER
+from services.router.config import RouterConfig
 from services.router.errors import RequestFailed, UpstreamBroken
 from services.router.placement.reservation import ReservationRequest
+from services.router.placement.reservation_queue import ReservationQueue
 from services.router.request.needs import Needs
 
 ASK = [{"role": "user", "content": "hello"}]
@@ -279,3 +281,28 @@ def test_priority_is_that_of_the_header_or_the_body():
     assert Needs.of({"priority": "high"}, {}, flow="").priority == 0
     with pytest.raises(RequestFailed):
         Needs.of({}, {PRIORITY_HEADER: ""}, flow="")
+
+
+async def test_those_who_wait_for_a_model_that_goes_get_an_error_each():
+    """What is told in one client's error is not told in another's."""
+    gone = []
+
+    def refusal(model):
+        return RequestFailed(404, "model_not_found", f"{model} is gone") if gone else None
+
+    queue = ReservationQueue(
+        RouterConfig(),
+        take=lambda request: None,
+        refusal=refusal,
+        servable=lambda request: True,
+        unavailable=lambda request: RequestFailed(503, "no_lease", "none"),
+        next_chance=lambda request: None,
+    )
+    request = ReservationRequest(model="m", session=None, weight=1)
+    waiting = [asyncio.create_task(queue.wait(request)) for _ in range(2)]
+    await _until(lambda: len(queue) == 2)
+    gone.append("m")
+    queue.advance()
+    first, second = await asyncio.gather(*waiting, return_exceptions=True)
+    first.body["error"]["generated"] = {"choices": [{"text": "of the first one's client"}]}
+    assert "generated" not in second.body["error"]

@@ -1,15 +1,19 @@
 """Recorded sessions of several routers: in one process, which any of them may lose."""
 
+import json
 import pickle
 
+import httpx
 import openai
 import pytest
+from fastapi import FastAPI
 
 from services.protocol.errors import NotReady
 from services.protocol.router import SESSION_HEADER
-from services.protocol.session import SessionEnding
+from services.protocol.session import SessionEnding, SessionOffer
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed
+from services.router.http.forwarded import forwarded_routes
 from services.router.trajectories.sessions import Sessions
 from services.router.trajectories.shared_sessions import SharedSessions
 
@@ -92,3 +96,51 @@ async def test_a_record_that_is_lost_costs_no_answer(cluster, process):
     assert (await _say(cluster, made.id)).choices[0].message.content == "aone"
     process.gone = False
     assert (await process.sessions.get(made.id)).calls == {}
+
+
+async def test_agents_are_told_to_come_again_while_their_sessions_cannot_be_reached(
+    cluster, tmp_path
+):
+    """What is refused for its key no client sends again."""
+    keys, process = tmp_path / "keys.yaml", Process()
+    keys.write_text("- {name: alice, key: a-key-of-alices-own}\n")
+    sessions = SharedSessions(CONFIG, process)
+    await cluster.start(sessions=sessions, access={"api_keys_file": str(keys)})
+    made = await sessions.create({})
+    url, agent = f"{cluster.url}/v1/sessions", {"authorization": f"Bearer {made.id}"}
+    process.gone = True
+    refused = await cluster.http.get(f"{url}/{made.id}", headers=agent)
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    assert refused.json()["error"]["type"] == "sessions_unavailable"
+    process.gone = False
+    assert (await cluster.http.get(f"{url}/{made.id}", headers=agent)).status_code == 200
+    unknown = {"authorization": "Bearer sess_0"}
+    assert (await cluster.http.get(f"{url}/sess_0", headers=unknown)).status_code == 401
+
+
+class Counting:
+    """Replicas that count tokens."""
+
+    config = CONFIG
+
+    async def ask(self, path, body, *, model, session):
+        self.asked = path, json.loads(body)["model"], model, session
+        return {"input_tokens": 3}
+
+
+@pytest.mark.parametrize("by", ["key", "header"])
+async def test_whatever_model_an_offered_sessions_calls_name_the_offers_model_is_asked(by):
+    sessions, replicas = SharedSessions(CONFIG, Process()), Counting()
+    app = FastAPI()
+    app.include_router(forwarded_routes(replicas, sessions))
+    offer = SessionOffer(task={}, run="r", model="policy", max_tokens=4)
+    offered, made = (await sessions.create({}, offer)).id, (await sessions.create({})).id
+    http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x")
+    for session, asked in ((offered, "policy"), (made, "claude"), ("episode-7", "claude")):
+        headers = {SESSION_HEADER: session}
+        if by == "key" and session.startswith("sess_"):
+            headers = {"x-api-key": session}
+        path = "/v1/messages/count_tokens"
+        answer = await http.post(path, json={"model": "claude"}, headers=headers)
+        assert answer.json() == {"input_tokens": 3}
+        assert replicas.asked == (path, asked, asked, session)

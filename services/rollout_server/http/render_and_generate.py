@@ -35,6 +35,7 @@ from services.protocol.rollout_server import (
     CUT,
     HISTORY_DEPENDENT,
     RENDER_AND_GENERATE,
+    UNMASKED,
     GenerationOrder,
     RecordedStart,
 )
@@ -101,7 +102,7 @@ def prepare(rendered: GenerateRequest, order: GenerationOrder) -> GenerateReques
 
 def _fixed(params: SamplingParams, fixed: dict[str, Any]) -> SamplingParams:
     most = fixed["max_tokens"]
-    changes = {**fixed["sampling"], "max_tokens": min(params.max_tokens or most, most)}
+    changes = {**UNMASKED, **fixed["sampling"], "max_tokens": min(params.max_tokens or most, most)}
     return msgspec.structs.replace(params, **changes)
 
 

@@ -3,9 +3,10 @@
 import secrets
 from typing import Any
 
-from services.protocol.rollout_server import HISTORY_DEPENDENT
+from services.protocol.rollout_server import HISTORY_DEPENDENT, UNMASKED
 from services.router.placement.reservation import Reservation
 from services.router.request.client_request import ClientRequest
+from services.router.request.generate_numbers import generate_numbers
 
 _SEEDS = 1 << 31
 
@@ -21,11 +22,12 @@ def generate_request(
         logprobs: the client or a recorded session needs them.
         interval: tokens in a chunk after the first; None for the engine's own way.
     """
-    params = dict(ask.body["sampling_params"])
+    given: dict[str, Any] = ask.body["sampling_params"]
+    params = given | generate_numbers(given)
     if params.get("max_tokens") is None:
         params["max_tokens"] = max(1, reservation.max_model_len - len(ask.body["token_ids"]))
     if ask.fixed is not None:
-        params |= ask.fixed.sampling
+        params |= UNMASKED | ask.fixed.sampling
         params["max_tokens"] = min(params["max_tokens"], ask.fixed.max_tokens)
     if logprobs and params.get("logprobs") is None:
         params["logprobs"] = 0

@@ -229,7 +229,7 @@ class OpenRequest:
                 streamed=ask.streams_tokens,
                 end_tokens=self._replicas.end_tokens(self.model),
             )
-            for index in range(params.get("n") or 1)
+            for index in range(ask.choices)
         ]
         if parses:
             self.parser = AnswerParser(

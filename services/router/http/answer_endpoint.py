@@ -15,6 +15,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.access.access_control import KEY_NAME
+from services.http.cut_off import cut_off
 from services.http.event_stream import StallTimer
 from services.http.json_body import disconnected, read_body
 from services.observability import tracing
@@ -36,6 +37,7 @@ from services.router.trajectories.shared_sessions import SessionRecords
 from services.router.upstream.replicas import Replicas
 
 _LOG = Log("router")
+_STUCK = "client_stuck"
 _NESTED = (dict, list)
 _DEEPEST = 500
 """Deeper bodies can be parsed, but code that walks them later would exceed Python's limit."""
@@ -122,6 +124,8 @@ class AnswerEndpoint:
                 refused=RequestFailed,
             )
             status = await _until_gone(receive, self._serve(headers, raw, answer, record), answer)
+            if status == _STUCK:
+                cut_off(scope)
         except RequestFailed as refusal:
             status = refusal.kind
             await answer.fail(refusal)
@@ -252,7 +256,7 @@ async def _until_gone(receive: Receive, work: Awaitable[str], answer: HttpAnswer
 
     try:
         async with asyncio.timeout(None) as limit:
-            answer.stall_timer = StallTimer(lambda: give_up("client_stuck"))
+            answer.stall_timer = StallTimer(lambda: give_up(_STUCK))
             watcher = asyncio.create_task(disconnected(receive))
             watcher.add_done_callback(watched)
             try:

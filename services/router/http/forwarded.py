@@ -4,13 +4,14 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from services.http.json_body import AsciiJson, read_body
+from services.http.json_body import AsciiJson, json_bytes, read_body
 from services.http.openapi import ERRORS, json_body
 from services.protocol.router import SESSION_HEADER
 from services.router.doors.messages import messages_error
 from services.router.errors import RequestFailed
 from services.router.http.answer_endpoint import parsed
 from services.router.request.client_request import session_key
+from services.router.trajectories.shared_sessions import SessionRecords
 from services.router.upstream.replicas import Replicas
 
 PATHS = (
@@ -35,8 +36,8 @@ PATHS = (
 """vLLM's; a replica whose model generates refuses those that are for other models."""
 
 
-def forwarded_routes(replicas: Replicas) -> APIRouter:
-    """The routes."""
+def forwarded_routes(replicas: Replicas, sessions: SessionRecords) -> APIRouter:
+    """The routes; a call of an offered session is for the offer's model, as its answers are."""
     routes, config = APIRouter(responses=ERRORS), replicas.config
 
     async def forward(request: Request) -> Response:
@@ -49,10 +50,14 @@ def forwarded_routes(replicas: Replicas) -> APIRouter:
                 timeout_s=config.client_read_s,
                 refused=RequestFailed,
             )
-            body = parsed(raw)
+            body: Any = parsed(raw)
+            session = session_key(request.headers) or request.headers.get(SESSION_HEADER)
+            fixed = await sessions.offered_model(session)
+            if fixed is not None and isinstance(body, dict):
+                body["model"] = fixed
+                raw = json_bytes(body)
             named = body.get("model") if isinstance(body, dict) else None
             model = named if isinstance(named, str) and named else None
-            session = session_key(request.headers) or request.headers.get(SESSION_HEADER)
             return AsciiJson(await replicas.ask(path, raw, model=model, session=session))
         except RequestFailed as failure:
             if path.startswith("/v1/messages"):

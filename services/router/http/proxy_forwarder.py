@@ -7,6 +7,7 @@ from typing import Any
 import aiohttp
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from services.http.cut_off import cut_off
 from services.http.json_body import disconnected, read_body
 from services.http.relay import end_to_end, relay, relaying_client
 from services.observability.log import Log
@@ -89,8 +90,12 @@ class ProxyForwarder:
         async def noting(message: Message) -> None:
             nonlocal began
             began = True
-            async with asyncio.timeout(config.client_write_s):
-                await send(message)
+            try:
+                async with asyncio.timeout(config.client_write_s):
+                    await send(message)
+            except TimeoutError:
+                cut_off(scope)
+                raise
 
         try:
             with self._gate:

@@ -1,7 +1,10 @@
 """Agents that show a session's id in place of an API key: for its calls, and to end it."""
 
+from http import HTTPStatus
+
 from starlette.types import Scope
 
+from services.access.access_control import GuestsUnknown
 from services.protocol.session import SESSION_PREFIX
 from services.router.errors import RequestFailed
 from services.router.http.forwarded import PATHS as FORWARDED
@@ -21,7 +24,11 @@ class SessionKeys:
         self._sessions = sessions
 
     async def __call__(self, shown: str, scope: Scope) -> bool:
-        """A session that is here may be played and ended, and nothing else."""
+        """A session that is here may be played and ended, and nothing else.
+
+        Raises:
+            GuestsUnknown: the process with the sessions does not answer.
+        """
         if not shown.startswith(SESSION_PREFIX):
             return False
         own, path = f"/v1/sessions/{shown}", scope["path"]
@@ -29,6 +36,9 @@ class SessionKeys:
             return False
         try:
             await self._sessions.get(shown, 0, 0)
-        except RequestFailed:
+        except RequestFailed as failure:
+            if failure.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+                # No client tries again what is refused for its key.
+                raise GuestsUnknown(failure.response()) from None
             return False
         return True

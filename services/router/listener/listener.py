@@ -9,12 +9,14 @@ import contextlib
 import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from services.http.cut_off import ABORT
 from services.observability.log import Log
 from services.protocol.errors import InvalidInput
 from services.router.config import ListenConfig
@@ -30,17 +32,31 @@ first and no request meets a closing connection."""
 _POLL_S = 0.1
 _HEAD_BYTES = 64 * 1024
 _HEAD_S = 60.0
+_WRITE_S = 600.0
 
 
 class Listener:
     """One uvicorn server in the running event loop.
 
+    Args:
+        config: where it listens.
+        source: where the listening socket comes from; None: it makes one.
+        write_s: a client that takes nothing of its answer for so long, or for up to twice as
+            long, is cut off.
+
     Attributes:
         port: known once it is started; that of the configuration, unless that is 0.
     """
 
-    def __init__(self, config: ListenConfig, source: ListeningSocket | None = None) -> None:
+    def __init__(
+        self,
+        config: ListenConfig,
+        source: ListeningSocket | None = None,
+        *,
+        write_s: float = _WRITE_S,
+    ) -> None:
         self._config, self._source = config, source or OwnListeningSocket()
+        self._write_s = write_s
         self.port = config.port
         self._server: _Server | None = None
         self._task: asyncio.Task[None] | None = None
@@ -57,7 +73,7 @@ class Listener:
             InvalidInput: the address cannot be had, or the certificate cannot be used.
             TimeoutError: the server did not come up.
         """
-        settings = _uvicorn_config(app, self._config)
+        settings = _uvicorn_config(app, self._config, write_s=self._write_s)
         listening = await self._source.open(self._config)
         self.port = listening.getsockname()[1]
         self._server = _Server(settings)
@@ -108,18 +124,26 @@ async def _serve_when(
     await server.serve([listening])
 
 
-class BoundedHead(HttpToolsProtocol):
+class BoundedConnection(HttpToolsProtocol):
     """Cuts off a connection whose next request's head is too long, or does not come.
 
     The parser has no bound of its own, and uvicorn waits for a first request for ever. A
     connection that comes when `limit_concurrency` is reached is refused; uvicorn itself would then
     refuse the requests of the connections that are open.
+
+    It also cuts off a client that takes nothing of what is written to it: uvicorn only closes
+    connections, and one that is closed keeps its place until its client has taken the rest.
+
+    Args:
+        write_s: see `Listener`.
     """
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, *args: Any, write_s: float = _WRITE_S, **options: Any) -> None:
         super().__init__(*args, **options)
         self._in_head, self._head_bytes = False, 0
         self._head_due: asyncio.TimerHandle | None = None
+        self._write_s = write_s
+        self._stuck_due: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See `asyncio.Protocol`."""
@@ -128,11 +152,14 @@ class BoundedHead(HttpToolsProtocol):
             self.connections.discard(self)
             refused.refuse(transport)
             return
+        # So that `pause_writing` is told of all that waits, a few bytes included.
+        transport.set_write_buffer_limits(high=1, low=0)
         self._head_due = self.loop.call_later(_HEAD_S, transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.Protocol`."""
         self._head_came()
+        self._all_taken()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -157,8 +184,34 @@ class BoundedHead(HttpToolsProtocol):
         """See `httptools`."""
         self._in_head = False
         self._head_came()
+        self.scope[ABORT] = self.transport.abort  # type: ignore[literal-required]
         super().on_headers_complete()
         self.headers: list[tuple[bytes, bytes]] = []  # for trailers, which are no headers
+
+    def pause_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+        super().pause_writing()
+        self._look_again(self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+        self._all_taken()
+        super().resume_writing()
+
+    def _look_again(self, left: int) -> None:
+        self._stuck_due = self.loop.call_later(self._write_s, self._cut_off_if_stuck, left)
+
+    def _cut_off_if_stuck(self, left_before: int) -> None:
+        left = self.transport.get_write_buffer_size()
+        if left < left_before:
+            self._look_again(left)
+        else:
+            self.transport.abort()
+
+    def _all_taken(self) -> None:
+        if self._stuck_due is not None:
+            self._stuck_due.cancel()
+            self._stuck_due = None
 
     def _head_came(self) -> None:
         if self._head_due is not None:
@@ -209,10 +262,10 @@ class _Server(uvicorn.Server):
             await asyncio.sleep(_POLL_S)
 
 
-def _uvicorn_config(app: ASGIApp, config: ListenConfig) -> uvicorn.Config:
+def _uvicorn_config(app: ASGIApp, config: ListenConfig, *, write_s: float) -> uvicorn.Config:
     settings = uvicorn.Config(
         app,
-        http=BoundedHead,
+        http=partial(BoundedConnection, write_s=write_s),  # type: ignore[arg-type]
         lifespan="off",
         log_config=None,
         access_log=False,

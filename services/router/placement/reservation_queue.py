@@ -226,8 +226,11 @@ class ReservationQueue:
             self._timer.cancel()
             self._timer = None
         for (model, _), queue in self._queues.items():
-            gone = self._refusal(model)
-            for waiter in list(queue) if gone is not None else ():
+            for waiter in list(queue):
+                # Each has its own, to which its client's answer may be added.
+                gone = self._refusal(model)
+                if gone is None:
+                    break
                 queue.leave(waiter)
                 waiter.content[1].set_exception(gone)
         queues = [queue for queue in self._queues.values() if queue]

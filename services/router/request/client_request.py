@@ -16,6 +16,7 @@ from services.protocol.router import RETURN_TRAJECTORY, SESSION_HEADER, STREAM_B
 from services.protocol.session import SESSION_PREFIX
 from services.router.errors import bad_request, unreadable_body
 from services.router.request.fixed_settings import FixedSettings
+from services.router.request.generate_numbers import generate_numbers
 from services.router.request.needs import Needs
 
 Endpoint = Literal["chat", "tokens", "completions", "messages", "responses", "generate"]
@@ -50,6 +51,7 @@ _UNJOURNALED = (
     "logprob_token_ids",
     "previous_input_messages",
     "prompt_embeds",
+    "prompt_logprob_token_ids",
     "prompt_logprobs",
     "return_mm_kwargs",
     "return_prompt_text",
@@ -244,6 +246,8 @@ def _answer_id(endpoint: Endpoint, name: str) -> str:
 def _read(endpoint: Endpoint, body: dict[str, Any]) -> tuple[_Read, str | None]:
     try:
         read = _Read.model_validate(_fields(endpoint, body))
+        if endpoint == "generate":
+            generate_numbers(_params(body))
     except ValidationError as unreadable:
         # vLLM reads the same field, and says what is wrong with it in its own words.
         return _Read(), str(unreadable.errors()[0]["loc"][0])

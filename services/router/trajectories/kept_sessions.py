@@ -18,7 +18,9 @@ from services.router.trajectories.history import History
 from services.router.trajectories.trajectory_tree import RecordedCall, RecordedChoice
 
 _LOG = Log("router")
-_LOCKED_S = 10.0
+_LOCKED_S = 30.0
+"""Longer than Serve gives a process to end its calls, 20 s unless a deployment says another."""
+
 _POLL_S = 0.1
 
 Change = list[Any]
@@ -39,6 +41,7 @@ class KeptSessions:
             InvalidInput: the folder cannot be used, or is in use.
         """
         self._folder = folder
+        self._unwritten: set[str] = set()
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -56,7 +59,7 @@ class KeptSessions:
     def read(self) -> Iterator[tuple[str, list[Change]]]:
         """Every session that is kept, the oldest first, with its changes in order.
 
-        A file that cannot be read is set aside, for people to look at.
+        A file that cannot be read is set aside.
         """
         for file in sorted(
             self._folder.glob(f"{SESSION_PREFIX}*"), key=lambda f: f.stat().st_mtime
@@ -64,15 +67,25 @@ class KeptSessions:
             try:
                 changes, end = _changes(file)
             except msgspec.DecodeError as error:
-                aside = file.rename(file.with_name(f"damaged-{file.name}"))
-                _LOG.warning("session_damaged", file=str(aside), error=str(error))
-                RouterMetrics.sessions_dropped.inc(tags={"reason": "damaged"})
+                self.set_aside(file.name, error)
                 continue
             os.truncate(file, end)  # a change that was not written whole
             yield file.name, changes
 
+    def set_aside(self, session_id: str, error: Exception) -> None:
+        """Keep the file of a session that cannot be made of it, for people to look at."""
+        file = self._folder / session_id
+        aside = file.rename(file.with_name(f"damaged-{session_id}"))
+        _LOG.warning("session_damaged", file=str(aside), error=str(error))
+        RouterMetrics.sessions_dropped.inc(tags={"reason": "damaged"})
+
     def write(self, session_id: str, *change: Any) -> None:
-        """Add a change to a session; a session that cannot be written is no longer kept."""
+        """Add a change to a session; a session that cannot be written is no longer kept.
+
+        Nor is it later, when there is space again: the end of a session is none.
+        """
+        if session_id in self._unwritten:
+            return
         try:
             with (self._folder / session_id).open("ab") as file:
                 file.write(msgspec.json.encode(change) + b"\n")
@@ -80,16 +93,21 @@ class KeptSessions:
             # Its name is a key.
             _LOG.warning("session_not_written", folder=str(self._folder), error=str(error))
             RouterMetrics.sessions_not_written.inc()
+            self._unwritten.add(session_id)
             with suppress(OSError):
-                self.forget(session_id)
+                self._unlink(session_id)
 
     def forget(self, session_id: str) -> None:
         """A session was read or dropped."""
-        (self._folder / session_id).unlink(missing_ok=True)
+        self._unwritten.discard(session_id)
+        self._unlink(session_id)
 
     def close(self) -> None:
         """Let another process have the folder."""
         os.close(self._lock)
+
+    def _unlink(self, session_id: str) -> None:
+        (self._folder / session_id).unlink(missing_ok=True)
 
     def _locked(self) -> bool:
         try:
@@ -107,7 +125,7 @@ def _changes(file: Path) -> tuple[list[Change], int]:
         for line in stream:
             if not line.endswith(b"\n"):
                 break
-            changes.append(msgspec.json.decode(line))
+            changes.append(msgspec.json.decode(line, type=list))
             end += len(line)
     return changes, end
 

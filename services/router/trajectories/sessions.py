@@ -36,6 +36,8 @@ from services.router.trajectories.trajectory_tree import RecordedCall, Turn
 _LOG = Log("router")
 _ANSWER_S = 10.0
 _NAME = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+_DAMAGED = (ArithmeticError, AttributeError, LookupError, RequestFailed, TypeError, ValueError)
+"""What comes of a file whose changes are not those of one session in their order."""
 
 
 class Sessions:
@@ -58,8 +60,9 @@ class Sessions:
         )
         self._news, self._offered = News(), News()
         self._counted: dict[str, int] = {}
-        for name, changes in self._kept.read() if self._kept else ():
-            self._restore(name, changes)
+        if self._kept is not None:
+            for name, changes in self._kept.read():
+                self._restore(self._kept, name, changes)
 
     async def begin(self, name: str | None, history: History | None = None) -> CallStart | None:
         """A call that names a session begins; None if the session is not recorded.
@@ -128,6 +131,11 @@ class Sessions:
         return await self._offered.wait_for(
             lambda: self._store.offered(run) is not None, self._bounded(wait_s)
         )
+
+    async def offered_model(self, name: str | None) -> str | None:
+        """The model that answers a session's calls, whatever they name; None: the one they name."""
+        session = None if name is None else self._store.find(name)
+        return None if session is None or session.offer is None else session.offer.model
 
     async def add_reward(self, name: str, reward: float) -> SessionSummary:
         """Count a reward before the end of an open session.
@@ -253,15 +261,28 @@ class Sessions:
         if self._kept is not None and session is not None and session.offer is not None:
             self._kept.write(name, *change)
 
-    def _restore(self, name: str, changes: list[Change]) -> None:
-        """Do again what an earlier process did to a session."""
-        now, wall = time.monotonic(), time.time()
+    def _restore(self, kept: KeptSessions, name: str, changes: list[Change]) -> None:
+        """Make a session again of what an earlier process did to it."""
         if not changes:
             return
-        (_, metadata, given), *later = changes
+        try:
+            self._repeat(name, changes)
+        except _DAMAGED as error:
+            kept.set_aside(name, error)  # before it is deleted, and its file with it
+            if (begun := self._store.find(name)) is not None:
+                self._store.delete(begun)
+        self._show()
+
+    def _repeat(self, name: str, changes: list[Change]) -> None:
+        now, wall = time.monotonic(), time.time()
+        (first, metadata, given), *later = changes
+        if first != "create":
+            raise ValueError(f"it begins with {first!r}")
         offer = SessionOffer.model_validate(given)
         session = self._store.create(metadata, now=now, wall=wall, session_id=name, offer=offer)
         for what, *given in later:
+            if self._store.find(name) is None:
+                return  # there are too many
             if what == "take":
                 self._store.take(session, now=now)
             elif what == "record":
@@ -272,7 +293,7 @@ class Sessions:
             elif what == "finish":
                 ending = SessionEnding.model_validate(*given)
                 self._store.finish(session, ending, now=now, wall=wall)
-        self._show()
+        session.summary()  # which checks what nothing before did
 
     def _found(self, name: str) -> Session:
         self._store.expire(time.monotonic())

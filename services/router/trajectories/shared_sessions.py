@@ -1,4 +1,4 @@
-"""Recorded sessions in a process that several routers share."""
+"""Recorded sessions in a process of their own, which several routers may share."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ _ANSWER_S = 10.0
 
 
 class SharedSessions:
-    """The records as every one of several routers sees them; see `Sessions`.
+    """The records as a router sees them that does not have them itself; see `Sessions`.
 
     Calls that need no record do not wait for it. A record that cannot be reached costs no client
     an answer: the call is then counted as lost.
@@ -66,6 +66,12 @@ class SharedSessions:
         """See `Sessions`."""
         wait_s = min(wait_s, self._config.session_poll_max_s)
         return await self._ask("until_offered", run, wait_s, extra_s=wait_s)
+
+    async def offered_model(self, name: str | None) -> str | None:
+        """See `Sessions`."""
+        if name is None or not name.startswith(SESSION_PREFIX):
+            return None
+        return await self._ask("offered_model", name)
 
     async def add_reward(self, name: str, reward: float) -> SessionSummary:
         """See `Sessions`."""
@@ -117,4 +123,4 @@ class SharedSessions:
 
 
 SessionRecords = Sessions | SharedSessions
-"""The records in this process, or in one that several routers share."""
+"""The records in this process, or in one of their own."""

@@ -11,14 +11,19 @@ from services.router.errors import RequestFailed
 _Items = list[dict[str, Any]]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Stored:
-    """One response; those before it live as long as it does."""
+    """One response; those before it live as long as it does.
+
+    Attributes:
+        holders: what keeps it: its name, and each response that goes on from it.
+    """
 
     response: dict[str, Any]
     items: _Items  # its own input and output
     earlier: "_Stored | None"
     nbytes: int
+    holders: int = 1
 
     def chain(self) -> Iterator["_Stored"]:
         """This one, and those before it."""
@@ -29,18 +34,24 @@ class _Stored:
 
 
 class StoredResponses:
-    """Responses by id, least recently used first.
+    """Responses by id, least recently used first; each is older there than those before it.
+
+    So the last turns of a conversation are dropped before its first ones, which would live on in
+    them.
 
     Args:
         max_responses: how many.
         max_bytes: of JSON, over all of them.
         idle_s: how long one is kept after its last use.
+
+    Attributes:
+        nbytes: of all that live, those included that were deleted and that others go on from.
     """
 
     def __init__(self, *, max_responses: int, max_bytes: int, idle_s: float) -> None:
         self._max_responses, self._max_bytes, self._idle_s = max_responses, max_bytes, idle_s
         self._stored: OrderedDict[str, tuple[float, _Stored]] = OrderedDict()
-        self.nbytes = 0
+        self._living = self.nbytes = 0
 
     def __len__(self) -> int:
         return len(self._stored)
@@ -48,7 +59,7 @@ class StoredResponses:
     def put(
         self, response: dict[str, Any], new: _Items, earlier: str | None, *, now: float
     ) -> None:
-        """Keep a response.
+        """Keep a response, unless what it goes on from has gone meanwhile.
 
         Args:
             response: its body.
@@ -57,8 +68,12 @@ class StoredResponses:
             now: of a monotonic clock, seconds.
         """
         name = str(response["id"])
+        before = None if earlier is None else self._stored.get(earlier)
+        if before is not None:
+            before[1].holders += 1
         self.remove(name)
-        before = self._stored.get(earlier) if earlier is not None else None
+        if earlier is not None and before is None:
+            return
         stored = _Stored(
             response,
             items=new + list(response["output"]),
@@ -66,6 +81,7 @@ class StoredResponses:
             nbytes=len(json_bytes(response)) + len(json_bytes(new)),
         )
         self._stored[name] = now, stored
+        self._living += 1
         self.nbytes += stored.nbytes
         self._use(stored, now)
         self._drop(now)
@@ -91,8 +107,16 @@ class StoredResponses:
         """Forget a response; returns whether it was here."""
         found = self._stored.pop(name, None)
         if found is not None:
-            self.nbytes -= found[1].nbytes
+            self._let_go(found[1])
         return found is not None
+
+    def _let_go(self, stored: _Stored) -> None:
+        for one in stored.chain():
+            one.holders -= 1
+            if one.holders:
+                return
+            self._living -= 1
+            self.nbytes -= one.nbytes
 
     def _found(self, name: str, now: float) -> _Stored:
         self._drop(now)
@@ -107,17 +131,18 @@ class StoredResponses:
         return stored
 
     def _use(self, used: _Stored, now: float) -> None:
-        """What a response goes on from is kept as long as it is."""
-        for one in reversed(list(used.chain())):
+        """What a response goes on from is kept longer than it is."""
+        for one in used.chain():
             name = str(one.response["id"])
-            if name in self._stored:
+            # A client may choose an id twice.
+            if name in self._stored and self._stored[name][1] is one:
                 self._stored[name] = now, one
                 self._stored.move_to_end(name)
 
     def _drop(self, now: float) -> None:
         while self._stored:
             name, (used, _) = next(iter(self._stored.items()))
-            many = len(self._stored) > self._max_responses or self.nbytes > self._max_bytes
+            many = self._living > self._max_responses or self.nbytes > self._max_bytes
             if not many and used > now - self._idle_s:
                 return
             self.remove(name)

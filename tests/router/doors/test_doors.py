@@ -1,9 +1,14 @@
 """Every door gives the same answer whole, streamed, and with its replica lost in the middle."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
+from services.protocol.rollout_server import UNMASKED
+from services.router.answering.generate_request import generate_request
+from services.router.request.client_request import ClientRequest
+from services.router.request.fixed_settings import FixedSettings
 from tests.router.conftest import MODEL
 
 SAID = [{"role": "user", "content": "tell me\nsomething long"}]
@@ -189,6 +194,40 @@ async def test_generate_fills_the_context_when_no_length_is_given(cluster):
     (body,) = cluster.replicas[0].bodies
     left = 4096 - len(BODIES["generate"]["token_ids"])
     assert body["sampling_params"]["max_tokens"] == left
+
+
+async def test_generate_reads_numbers_as_vllm_reads_them(cluster, fault):
+    await cluster.start()
+    numbers = {"n": "2", "max_tokens": 5.0, "min_tokens": "1", "seed": "0"}
+    params = BODIES["generate"]["sampling_params"] | numbers
+    cluster.faults.append(fault("drop", 4))
+    answer = await _posted(cluster, "generate", sampling_params=params)
+    assert answer.status_code == 200, answer.text
+    said = [bytes(one["token_ids"]) for one in answer.json()["choices"]]
+    assert said == [b"asome", b"bsome"]
+    sent = cluster.replicas[0].bodies + cluster.replicas[1].bodies
+    first = next(one["sampling_params"] for one in sent if one["sampling_params"].get("n") == 2)
+    whole = {"n": 2, "max_tokens": 5, "min_tokens": 1, "seed": 0}
+    assert {name: first[name] for name in numbers} == whole
+
+
+@pytest.mark.parametrize(
+    "params", [{"max_tokens": "many"}, {"seed": 0.5}, {"prompt_logprob_token_ids": [[1]]}]
+)
+def test_what_generate_cannot_read_or_journal_the_replica_answers_by_itself(params):
+    body = {**BODIES["generate"], "sampling_params": params}
+    ask = ClientRequest.parse("generate", body, {}, max_choices=8)
+    assert ask.unjournaled in params
+
+
+def test_no_generate_request_of_an_offered_session_rules_out_or_forces_tokens():
+    theirs = {"logit_bias": {"5": -100}, "min_tokens": 40, "max_tokens": "900"}
+    body = {**BODIES["generate"], "sampling_params": theirs}
+    fixed = FixedSettings(model="policy", max_tokens=20, sampling={"temperature": 0.7, "seed": 1})
+    ask = ClientRequest.parse("generate", body, {}, max_choices=8).under(fixed)
+    place = SimpleNamespace(model="policy", max_model_len=4096)
+    params = generate_request(ask, place, logprobs=True, interval=None)["sampling_params"]
+    assert params == {**UNMASKED, "temperature": 0.7, "seed": 1, "max_tokens": 20, "logprobs": 0}
 
 
 @pytest.mark.parametrize("door", PATHS)

@@ -63,3 +63,53 @@ def test_a_deleted_response_stays_a_part_of_those_after_it():
     assert _said(store.history("b", now=1.0)) == ["one", "m-a", "two", "m-b"]
     store.remove("b")
     assert store.nbytes == 0
+
+
+@pytest.mark.parametrize("chosen", ["b", "a"], ids=["another id", "the same id"])
+def test_a_response_whose_conversation_has_gone_meanwhile_is_not_kept(chosen):
+    """Else the next one would go on from it without what was said before."""
+    store = _store()
+    _put(store, "a", "my name is Bob")
+    store.history("a", now=1.0)
+    store.remove("a")
+    _put(store, chosen, "two", "a", now=2.0)
+    with pytest.raises(RequestFailed, match="send all of its items as input"):
+        store.history(chosen, now=3.0)
+    assert (len(store), store.nbytes) == (0, 0)
+
+
+def test_an_id_that_a_client_uses_again_names_the_newer_response():
+    store = _store()
+    _put(store, "a", "one")
+    _put(store, "a", "two", "a")
+    assert _said(store.history("a", now=1.0)) == ["one", "m-a", "two", "m-a"]
+    store.remove("a")
+    assert store.nbytes == 0
+
+
+@pytest.mark.parametrize("deletes", [False, True], ids=["kept", "deleted"])
+@pytest.mark.parametrize(
+    "bound", [{"max_responses": 5}, {"max_bytes": 2500}], ids=["number", "bytes"]
+)
+def test_bounds_hold_for_what_lives_in_a_long_conversation(bound, deletes):
+    store, names = _store(**{"max_responses": 100, **bound}), []
+    for number in range(40):
+        name = f"{number}"
+        _put(store, name, "x" * 200, names[-1] if names else None, now=float(number), size=200)
+        names.append(name)
+        if deletes and number % 3 == 1:
+            store.remove(names[-2])
+        living = {id(one): one for _, kept in store._stored.values() for one in kept.chain()}
+        assert store.nbytes == sum(one.nbytes for one in living.values()) <= store._max_bytes
+        assert len(living) <= store._max_responses
+    assert len(names) == 40
+
+
+def test_the_last_turns_of_a_conversation_are_dropped_before_its_first_ones():
+    store = _store(max_responses=3)
+    for name, earlier in (("a", None), ("b", "a"), ("c", "b")):
+        _put(store, name, name, earlier)
+    _put(store, "other", "other", now=1.0)
+    assert _said(store.history("b", now=2.0)) == ["a", "m-a", "b", "m-b"]
+    with pytest.raises(RequestFailed):
+        store.get("c", now=2.0)
