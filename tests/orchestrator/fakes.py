@@ -284,6 +284,9 @@ class FakeReward:
         self.named: Callable[[str], dict[str, float]] = lambda completion: {}
         self.not_ready = 0
 
+    async def sandboxes(self) -> int:
+        return 1
+
     async def score(self, jobs: list[ScoreJob]) -> list[Score]:
         if self.not_ready:
             self.not_ready -= 1
