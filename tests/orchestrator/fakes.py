@@ -123,6 +123,7 @@ class FakeBus:
             committed_version=version,
             leased=self._may_serve(version),
             model="tiny",
+            aliases=("small",),
             max_model_len=4096,
             pid=1,
         )

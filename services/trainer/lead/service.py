@@ -5,6 +5,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from services.observability import tracing
@@ -68,7 +69,7 @@ class TrainerService:
     ) -> None:
         self._config, self._failed_starts = config, 0
         self._progress, self._devices = GroupProgress(config), DeviceTurn(config, bus)
-        self._start_group = lambda: start_group(config, self._progress, self._devices)
+        self._start_group = partial(start_group, config, self._progress, self._devices)
         self._publisher = Publisher(bus, config.bus_timeout_s)
         self._canary = CanaryScorer(self._publisher, self._logprobs)
         self._turn = asyncio.Lock()
@@ -356,8 +357,7 @@ class TrainerService:
         Initial weights are published if there is no version, or the newest one is of another
         model, which an operator has replaced. Versions of this model and of an unknown run stay:
         this trainer has restarted, and `start_run` will say which checkpoint to load. The ranks
-        hold no run afterwards: `start_run` must follow, since they may have gone back to an earlier
-        step.
+        hold no run afterwards: `start_run` must follow, since they may be at an earlier step.
         """
         if self._publisher.holds_snapshots:
             return
