@@ -25,7 +25,7 @@ from services.protocol.reward.reward_service import RewardService
 from services.protocol.trainer import RankProgress, Trainer, TrainerState
 from services.protocol.weights.weight_bus import BUS_ACTOR, NAMESPACE, WeightBus
 
-_STATUS_S, _TRAINER_ANSWER_S = 5.0, 10.0
+_STATUS_S, _SHORT_ANSWER_S = 5.0, 10.0
 _RUNS_S, _RUNS_LOOK_S = 120.0, 0.1
 _ABSENT = (RayActorError, RayServeException, GetTimeoutError, ConnectionError)
 
@@ -191,7 +191,7 @@ def trainer_peer() -> Trainer:
     """The trainer's Serve application. Its long calls have no deadline, since a large model may
     take any time: callers watch its `state`, which also shows a replica whose ranks start."""
     service = RemoteService("trainer", partial(serve.get_app_handle, "trainer"))
-    short = dict.fromkeys(("state", "profile"), _TRAINER_ANSWER_S)
+    short = dict.fromkeys(("state", "profile"), _SHORT_ANSWER_S)
     peer = cast(Trainer, _Forwarder(Trainer, service, None, **short))
     tell, starts = peer.state, set[str]()
 
@@ -199,7 +199,7 @@ def trainer_peer() -> Trainer:
         try:
             told = await tell()
         except NotReady:
-            starting = await _starting("trainer", "trainer")
+            starting = await _replicas_in("STARTING", "trainer", "trainer")
             if not starting:
                 raise
             starts.update(starting)
@@ -225,20 +225,32 @@ def _starting_trainer(*, failed_starts: int) -> TrainerState:
     )
 
 
-async def _starting(application: str, deployment: str) -> set[str]:
-    """Ids of replicas that Serve is starting."""
+async def _replicas_in(state: str, application: str, deployment: str) -> set[str]:
+    """Ids of replicas that Serve has in a state; none where it does not answer."""
     try:
         async with asyncio.timeout(_STATUS_S):
             states = await asyncio.to_thread(_states, application, deployment)
     except (TimeoutError, RayError, *_ABSENT):
         return set()
-    return {replica for replica, state in states.items() if state == "STARTING"}
+    return {replica for replica, its_state in states.items() if its_state == state}
 
 
 def reward_peer(*, timeout_s: float = 1000.0) -> RewardService:
     """The reward service's Serve application."""
     service = RemoteService("reward_service", partial(serve.get_app_handle, "reward_service"))
-    return cast(RewardService, _Forwarder(RewardService, service, timeout_s))
+    short = {"sandboxes": _SHORT_ANSWER_S}
+    peer = cast(RewardService, _Forwarder(RewardService, service, timeout_s, **short))
+    of_one = peer.sandboxes
+
+    async def sandboxes() -> int:
+        each = await of_one()
+        replicas = await _replicas_in("RUNNING", "reward_service", "reward_service")
+        if not replicas:
+            raise NotReady("Serve does not say which replicas of the reward service run")
+        return each * len(replicas)
+
+    peer.sandboxes = sandboxes  # type: ignore[method-assign]
+    return peer
 
 
 def sessions_peer(handle: DeploymentHandle[Any]) -> RemoteService:

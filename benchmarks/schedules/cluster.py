@@ -37,6 +37,10 @@ class Reward:
         self._trace = trace
         self._free_at = [0.0] * hardware.sandboxes
 
+    async def sandboxes(self) -> int:
+        """See `RewardService`."""
+        return len(self._free_at)
+
     async def score(self, jobs: list[ScoreJob]) -> list[Score]:
         """See `RewardService`: the call returns when the slowest is graded."""
         now = asyncio.get_running_loop().time()

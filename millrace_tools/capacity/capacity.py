@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 
 from millrace_tools.capacity.demands import MEMORY, Bundle, ResourceDemand, resources_text
@@ -114,7 +115,7 @@ def check_capacity(demands: Sequence[ResourceDemand], nodes: Nodes, *, source: s
         source: the deployment file.
 
     Returns:
-        A sentence for each demand that Serve could not scale to its maximum.
+        A sentence for each demand that Serve could not scale to its maximum, or not replace.
 
     Raises:
         InvalidInput: a bundle is larger than every node, or not all of them fit together.
@@ -140,13 +141,26 @@ def check_capacity(demands: Sequence[ResourceDemand], nodes: Nodes, *, source: s
                 fix += " Ranks and engines use the same GPUs with placement: shared alone"
                 fix += " (docs/hardware.md)."
             raise InvalidInput(f"{source}: {demand.owner}", demand.count, fix)
-    notes = []
+    notes = [note for demand in ordered if (note := _unreplaceable(demand, placement))]
     for demand in ordered:
         fit = demand.count + placement.place(demand, demand.max_count - demand.count)
         if fit < demand.max_count:
             most = f"Serve may ask for {demand.max_count}, of which {fit} fit"
             notes.append(f"{demand.owner}: {most}")
     return notes
+
+
+def _unreplaceable(demand: ResourceDemand, placement: _Placement) -> str:
+    """Why a change of the demand's settings would wait for ever; empty where it would not.
+
+    Serve replaces one replica after another where not all new ones fit.
+    """
+    if not demand.surge or copy(placement).place(demand, 1):
+        return ""
+    return (
+        f"{demand.owner}: a change would wait for ever, for Serve starts a new one before it stops "
+        f"an old one (max_surge_percent), and beside the rest {_each(demand)} does not fit"
+    )
 
 
 def _each(demand: ResourceDemand) -> str:

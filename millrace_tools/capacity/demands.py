@@ -19,6 +19,7 @@ class ResourceDemand:
         owner: the setting that asks for them, such as `rollout_server.args.replicas`.
         count: number at the start.
         max_count: number to which Serve may scale them.
+        surge: number that Serve starts before it stops as many, when their settings change.
         bundles: resources of each; a bundle is on one node.
         strategy: Ray's placement group strategy of the bundles.
     """
@@ -29,6 +30,7 @@ class ResourceDemand:
     count: int
     max_count: int
     bundles: tuple[Bundle, ...]
+    surge: int = 0
     strategy: str = "PACK"
 
     @property

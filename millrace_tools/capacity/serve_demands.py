@@ -65,6 +65,7 @@ def _demand(
         count=count,
         max_count=max_count,
         bundles=tuple(bundles),
+        surge=_surge(made, override, count),
         strategy=strategy,
     )
 
@@ -84,6 +85,12 @@ def _replicas(made: ServeDeployment, override: Mapping[str, Any]) -> tuple[int, 
         return scaling.get("initial_replicas") or fewest, scaling.get("max_replicas", 1)
     count = int(made.num_replicas or 1) if number is None else int(number)
     return count, count
+
+
+def _surge(made: ServeDeployment, override: Mapping[str, Any], count: int) -> int:
+    """Replicas that Serve starts beside `count` others to replace them, rounded up as it does."""
+    percent = override.get("max_surge_percent", made._deployment_config.max_surge_percent)
+    return (int(percent) * count + 99) // 100
 
 
 def _placement(made: ServeDeployment, override: Mapping[str, Any]) -> tuple[str, Sequence[Bundle]]:

@@ -71,7 +71,8 @@ def _rollout_problem(url: str, leased: int, target: Target) -> str:
     if target == Target():
         return ""
     models = _served(url)
-    names = [model["id"] for model in models]
+    # A model is listed under each of its names; its root is the one that is not an alias.
+    names = sorted({model["root"] for model in models})
     if target.served_model is not None and names != [target.served_model]:
         return f"they serve {', '.join(names) or 'no model'}, not {target.served_model} yet"
     # A bus that was restarted does not know where its weights are from.

@@ -10,7 +10,9 @@ from pydantic import BaseModel
 
 from millrace_tools.capacity.model_shape import shape_of
 from millrace_tools.deploy.shared_placement import placement_problems
+from services.orchestrator.config import OrchestratorConfig
 from services.protocol.errors import InvalidInput
+from services.reward_service.config import RewardServiceConfig
 from services.rollout_server.config import RolloutServerConfig
 from services.trainer.config import TrainerConfig
 
@@ -76,6 +78,8 @@ def _problems(configs: Mapping[str, Any]) -> Iterator[InvalidInput]:
             if name in configs and configs[name].router_key_env is None:
                 fix = "The router asks for a key: name the environment variable that has one."
                 yield InvalidInput(f"{name}.args.router_key_env", None, fix)
+    if reward is not None and "orchestrator" in configs:
+        yield from _of_scoring(reward, configs["orchestrator"])
     for settings in _TIMEOUTS:
         yield from _of_timeouts([setting.split(".") for setting in settings], configs)
 
@@ -101,6 +105,22 @@ def _of_gpus(trainer: TrainerConfig, rollout: RolloutServerConfig | None) -> Ite
         )
     if fix:
         yield InvalidInput("trainer.args.gpus_per_rank", share, fix)
+
+
+def _of_scoring(
+    reward: RewardServiceConfig, orchestrator: OrchestratorConfig
+) -> Iterator[InvalidInput]:
+    """Calls that hold fewer answers than there are sandboxes leave some of these idle for ever."""
+    calls = orchestrator.score_concurrency
+    if calls is None or "slots" not in reward.model_fields_set:  # else as many as its cores
+        return
+    sandboxes = max(reward.replicas, reward.max_replicas or 0) * reward.slots
+    if calls * orchestrator.score_batch < sandboxes:
+        fix = (
+            f"Leave it out, for as many as keep the reward service busy: {calls} calls of "
+            f"{orchestrator.score_batch} answers use no more of its {sandboxes} sandboxes."
+        )
+        yield InvalidInput("orchestrator.args.score_concurrency", calls, fix)
 
 
 def _of_timeouts(settings: list[list[str]], configs: Mapping[str, Any]) -> Iterator[InvalidInput]:

@@ -26,13 +26,19 @@ from millrace_tools.deploy.compatibility import check_compatibility
 from millrace_tools.deploy.file_kind import SERVE, refuse_other_kind
 from millrace_tools.deploy.wiring import check_addresses, check_place, check_several_nodes
 from services.access.config import AccessConfig
+from services.orchestrator.config import OrchestratorConfig
 from services.protocol.errors import InvalidInput
 from services.protocol.strict import first_problem
 from services.protocol.yaml_text import load_yaml
+from services.reward_service.config import RewardServiceConfig
+from services.router.config import RouterConfig
+from services.trainer.config import TrainerConfig
+from services.weight_bus.config import WeightBusConfig
 
 Builder = Callable[[Any], Any]
 _BUILT_IN = {"name", "route_prefix", "import_path", "args"}
 """Keys of an application that are part of a built one; Serve applies other keys later."""
+_ONLY_ONE = (OrchestratorConfig, TrainerConfig, WeightBusConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +77,8 @@ class Deployment:
 
         Raises:
             InvalidInput: an unknown or missing key, a bad value, a builder that cannot be
-                imported, arguments that it does not take, a deployment it does not make, or
-                services that would not find each other.
+                imported, arguments that it does not take, a deployment it does not make,
+                replicas that would share nothing, or services that would not find each other.
         """
         if not isinstance(data, dict):
             raise InvalidInput(source, data, "Write a mapping with a list `applications`.")
@@ -92,6 +98,7 @@ class Deployment:
             made = _build(application, builder, config, source, schema.logging_config)
             asked = replica_demands(application, made, config)
             demands += asked
+            _check_built_alone(config, asked[0], source)
             configs[name] = _scaled(config, asked)
             built.append(made)
         for name, config in configs.items():
@@ -124,7 +131,8 @@ class Deployment:
         """Check that all applications fit on these nodes together.
 
         Returns:
-            A sentence for each deployment that Serve could not scale to its maximum.
+            A sentence for each deployment that Serve could not scale to its maximum, or not
+            replace.
 
         Raises:
             InvalidInput: something is larger than every node, or not all of it fits.
@@ -228,6 +236,24 @@ def _scaled(config: BaseModel, demands: Sequence[ResourceDemand]) -> BaseModel:
     if not hasattr(config, "replicas"):
         return config
     return config.model_copy(update={"replicas": demands[0].count})
+
+
+def _check_built_alone(config: BaseModel, demand: ResourceDemand, source: str) -> None:
+    """Refuse to scale replicas that were built to be the only one: they share nothing."""
+    if demand.max_count == 1:
+        return
+    fix = ""
+    if isinstance(config, _ONLY_ONE):
+        fix = "Leave it out: a deployment has one of these."
+    elif isinstance(config, RouterConfig) and config.replicas == 1:
+        fix = "Write router.args.replicas: a router that was built alone shares nothing."
+    elif isinstance(config, RewardServiceConfig) and config.access and not config.test_set_folder:
+        fix = (
+            "Write reward_service.args.test_set_dir, a folder for all of them, or args.replicas: a "
+            "replica that was built alone keeps test sets to itself."
+        )
+    if fix:
+        raise InvalidInput(f"{source}: {demand.owner}", demand.max_count, fix)
 
 
 def _check_access(name: str, config: BaseModel, host: str | None, source: str) -> None:

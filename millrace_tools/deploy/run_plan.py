@@ -142,7 +142,7 @@ class RunPlan:
                 tracker_addresses=self.cluster.orchestrator.tracker_addresses,
                 teachers=tuple(sorted(self.cluster.orchestrator.teachers)),
                 score_queue=self.cluster.orchestrator.score_queue,
-                models=(rollout.served_model_name,),
+                models=(rollout.served_model_name, *rollout.served_model_aliases),
                 max_model_len=rollout.max_model_len,
                 deterministic=rollout.determinism,
                 max_choices=self.cluster.router.max_choices,

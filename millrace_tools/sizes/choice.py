@@ -218,7 +218,6 @@ def _sizing(
         dtype="bfloat16",
         tensor_parallel_size=division.engine_gpus,
         max_model_len=lengths[1],
-        keep_copy=True,
         num_cpus=cores.engine,
     )
     reward = RewardServiceConfig(

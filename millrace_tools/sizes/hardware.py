@@ -18,7 +18,8 @@ class Cores:
     Attributes:
         rank: for each rank.
         engine: for each engine.
-        front: for the router, and as many for the orchestrator.
+        front: for the router, as many for the one that replaces it when its settings change, and
+            as many for the orchestrator.
         slots: sandboxes, a core each.
     """
 
@@ -65,11 +66,11 @@ class Hardware:
         of_gpu = self.cores / self.gpus
         each = 4 if of_gpu >= 24 else 2 if of_gpu >= 6 else 1
         front = 2 if self.cores >= 64 else 1
-        used = each * (ranks + engines) + 2 * front + 1  # bus and page take parts of one
+        used = each * (ranks + engines) + 3 * front + 1  # bus and page take parts of one
         if self.cores <= used:
             fix = (
-                f"{ranks} ranks and {engines} engines need {each} each, router, orchestrator and "
-                f"the rest {2 * front + 1}, and each sandbox one: at least {used + 1}."
+                f"{ranks} ranks and {engines} engines need {each} each, two routers, orchestrator "
+                f"and the rest {3 * front + 1}, and each sandbox one: at least {used + 1}."
             )
             raise InvalidInput("--cpus", self.cores, fix)
         slots = min(_MOST_SLOTS, self.cores - used)

@@ -67,7 +67,8 @@ class OrchestratorConfig(StrictModel):
         score_batch: trajectories sent to the reward service in one call, which returns when the
             slowest of them is graded.
         score_wait_s: how long the first trajectory of a call waits for company, seconds.
-        score_concurrency: calls to the reward service at a time.
+        score_concurrency: calls to the reward service at a time; None: as many as hold four
+            answers for each of its sandboxes, at least 4.
         score_queue: trajectories that may wait to be scored.
         score_timeout_s: deadline for a score, retries included, seconds; then it counts as an
             infrastructure failure.
@@ -104,7 +105,7 @@ class OrchestratorConfig(StrictModel):
     backoff_max_s: float = Field(default=5.0, gt=0)
     score_batch: int = Field(default=16, ge=1)
     score_wait_s: float = Field(default=0.005, ge=0)
-    score_concurrency: int = Field(default=4, ge=1)
+    score_concurrency: int | None = Field(default=None, ge=1)
     score_queue: int = Field(default=65536, ge=1)
     score_timeout_s: float = Field(default=1000.0, gt=0)
     evaluation_concurrency: int = Field(default=64, ge=1)

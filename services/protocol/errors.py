@@ -20,6 +20,10 @@ class NotReady(RuntimeError):
     """A peer is starting, restarting or gone; the caller may retry until its own deadline."""
 
 
+class NoResources(NotReady):
+    """Nodes do not have the resources yet; an autoscaler may take any time to start some."""
+
+
 class ReplicaLost(NotReady):
     """The replica that had the call in hand died with it; perhaps of it."""
 

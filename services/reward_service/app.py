@@ -53,6 +53,10 @@ class RewardReplica:
         """Grade jobs, answers in the order of the jobs; never raises for what a job does."""
         return await self._scoring.score(jobs)
 
+    async def sandboxes(self) -> int:
+        """Those of this replica; `services.peers.reward_peer` counts the others."""
+        return await self._scoring.sandboxes()
+
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Called by Serve: estimated CPU-seconds of work that wait here."""
         return {_QUEUED: self._scoring.sandbox.cores.queued_s}

@@ -98,6 +98,10 @@ class Scoring:
         finally:
             await cancel(*tasks)
 
+    async def sandboxes(self) -> int:
+        """Sandboxes that run at the same time in this process."""
+        return self.config.slots
+
     async def stream(self, jobs: list[ScoreJob]) -> AsyncGenerator[Score, None]:
         """The same scores, each as soon as it is there. Leaving early stops the work."""
         tasks: list[asyncio.Task[Score]] = []

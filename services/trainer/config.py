@@ -94,8 +94,9 @@ class TrainerConfig(StrictModel):
         canary_sequences: sequences of 32 tokens, sampled from the policy when a run starts and
             scored with every version, by which its delivery is proved; more find smaller faults,
             0 turns the proof off.
-        start_timeout_s: longest that the resources for the ranks, and then their processes
-            up to the import of torch, may take; loading the model is not part of it.
+        start_timeout_s: longest that the ranks' processes up to the import of torch may take, and
+            engines to free shared devices; loading the model is not part of it. Resources that no
+            node has are asked for anew after so long, until one has them.
         progress_timeout_s: longest that a group of ranks may be without progress in a load, train
             step or checkpoint, however long that takes (docs/training.md, "Progress and hangs").
         bus_timeout_s: longest that a publish waits for the weight bus to be up.

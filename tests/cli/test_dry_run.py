@@ -55,6 +55,19 @@ def laptop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path / "laptop.yaml"
 
 
+def test_a_plan_takes_any_name_of_the_model(
+    changed: Changed, laptop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = yaml.safe_load(laptop.read_text())
+    (rollout,) = (one for one in data["applications"] if one["name"] == "rollout_server")
+    rollout["args"]["served_model_aliases"] = ["small"]
+    (tmp_path / "aliased.yaml").write_text(yaml.safe_dump(data))
+    file = changed("model: m", "model: small\nsampling: {max_tokens: 16}\nbatch_groups: 1")
+    file.write_text(file.read_text().replace("batch_groups: 2\n", ""))
+    asked = ["run", str(file), "--dry-run", "--deployment", str(tmp_path / "aliased.yaml")]
+    assert main(asked) == 0, capsys.readouterr().err
+
+
 def test_a_plan_shows_the_arithmetic_and_starts_nothing(
     changed: Changed, laptop: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -112,7 +112,8 @@ def _deployed(status: str, replicas: int = 1, **args: Any) -> dict[str, Any]:
 
 
 def _model(name: str, *trained_from: str) -> tuple[int, dict[str, Any]]:
-    return 200, {"data": [{"id": name, "journal": True, "trained_from": list(trained_from)}]}
+    listed = {"root": name, "journal": True, "trained_from": list(trained_from)}
+    return 200, {"data": [listed | {"id": "an-alias"}, listed | {"id": name}]}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ GPUS = NodeType(name="gpus", count=2, resources={"CPU": 192, "GPU": 8})
 BOTH = Nodes(types=(HEAD, GPUS))
 
 
-def _demand(count, *bundles, strategy="PACK", max_count=None):
+def _demand(count, *bundles, strategy="PACK", max_count=None, surge=0):
     return ResourceDemand(
         application="a",
         deployment="a",
@@ -19,6 +19,7 @@ def _demand(count, *bundles, strategy="PACK", max_count=None):
         count=count,
         max_count=max_count or count,
         bundles=bundles,
+        surge=surge,
         strategy=strategy,
     )
 
@@ -92,6 +93,15 @@ def test_a_custom_resource_keeps_a_demand_on_its_nodes():
 def test_what_serve_may_add_later_is_said_and_not_refused():
     (note,) = check_capacity([_demand(8, {"GPU": 1}, max_count=20)], BOTH, source="d.yaml")
     assert note == "a.replicas: Serve may ask for 20, of which 16 fit"
+
+
+def test_replicas_that_serve_could_not_replace_are_said_and_not_refused():
+    one = Nodes(types=(NodeType(name="n", count=1, resources={"CPU": 5}),))
+    routers = _demand(2, {"CPU": 1}, surge=2)
+    assert check_capacity([routers, _demand(1, {"CPU": 2})], one, source="d.yaml") == []
+    (note,) = check_capacity([routers, _demand(1, {"CPU": 3})], one, source="d.yaml")
+    assert note.startswith("a.replicas: a change would wait for ever")
+    assert "1 x (1 CPU) does not fit" in note
 
 
 def test_nodes_of_all_kinds_together_are_no_more_than_may_run_at_a_time():

@@ -39,6 +39,13 @@ def test_the_defaults_fit_together():
     _check()
 
 
+def test_calls_that_hold_an_answer_for_each_sandbox_are_let_through():
+    _check(
+        reward_service={"replicas": 2, "slots": 84},
+        orchestrator={"score_concurrency": 11},
+    )
+
+
 @pytest.mark.parametrize(
     ("changes", "field", "said"),
     [
@@ -100,6 +107,14 @@ def test_the_defaults_fit_together():
             {"router": {"access": {"api_keys_file": "keys.yaml"}}},
             "orchestrator.args.router_key_env",
             "environment variable",
+        ),
+        (
+            {
+                "reward_service": {"replicas": 2, "slots": 84},
+                "orchestrator": {"score_concurrency": 10},
+            },
+            "orchestrator.args.score_concurrency",
+            "10 calls of 16 answers use no more of its 168 sandboxes",
         ),
         ({"rollout_server": {"model": "other"}}, "rollout_server.args.model", "Write m"),
         (

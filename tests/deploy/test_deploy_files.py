@@ -357,6 +357,33 @@ def test_replicas_that_the_files_deployments_name_are_the_ones_that_count(
     assert deployment.configs["rollout_server"].replicas == 3  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(
+    "scaled", [{"num_replicas": 2}, {"autoscaling_config": {"min_replicas": 1, "max_replicas": 3}}]
+)
+def test_replicas_that_were_built_alone_are_not_scaled_by_the_files_deployments(
+    laptop: dict[str, Any], scaled: dict[str, Any]
+) -> None:
+    router, reward = _app(laptop, "router"), _app(laptop, "reward_service")
+    router["deployments"] = [{"name": "router", **scaled}]
+    problem = _problem(laptop)
+    assert problem.field.startswith("deploy.yaml: router.")
+    assert "Write router.args.replicas" in problem.fix
+    router["args"]["replicas"] = 2
+    Deployment.check(laptop, source="deploy.yaml")
+    reward["deployments"] = [{"name": "reward_service", **scaled}]
+    Deployment.check(laptop, source="deploy.yaml")  # nobody gives it test sets
+    reward["args"]["access"] = {"allow_unauthenticated": True}
+    assert "Write reward_service.args.test_set_dir" in _problem(laptop).fix
+    reward["args"]["test_set_dir"] = "/shared/test-sets"
+    Deployment.check(laptop, source="deploy.yaml")
+
+
+@pytest.mark.parametrize("name", ["orchestrator", "trainer", "weight_bus"])
+def test_a_service_of_which_there_is_one_is_not_scaled(laptop: dict[str, Any], name: str) -> None:
+    _app(laptop, name)["deployments"] = [{"name": name, "num_replicas": 2}]
+    assert "a deployment has one of these" in _problem(laptop).fix
+
+
 def test_placements_that_the_files_deployments_name_are_the_ones_that_count(
     laptop: dict[str, Any],
 ) -> None:
@@ -370,6 +397,23 @@ def test_placements_that_the_files_deployments_name_are_the_ones_that_count(
         Deployment.check(laptop, source="deploy.yaml").check_nodes(nodes)
     assert problem.value.field == "deploy.yaml: router.args.replicas"
     assert problem.value.value == "1 CPU, 1 GPU"
+
+
+def test_room_for_a_second_router_is_asked_for_as_serve_will(laptop: dict[str, Any]) -> None:
+    _app(laptop, "router")["args"]["num_cpus"] = 1
+    two, three = (
+        Nodes(types=(NodeType(name="node", count=1, resources={"CPU": cpus}),)) for cpus in (2, 3)
+    )
+    deployment = Deployment.check(laptop, source="deploy.yaml")
+    (note,) = deployment.check_nodes(two)
+    assert note.startswith("router.args.replicas: a change would wait for ever")
+    assert deployment.check_nodes(three) == []
+    # Behind Serve's proxies the old one stops first, unless the file says otherwise.
+    _app(laptop, "router")["args"].pop("listen")
+    _app(laptop, "orchestrator")["args"]["router_url"] = "http://router.example:8000"
+    assert Deployment.check(laptop, source="deploy.yaml").check_nodes(two) == []
+    _app(laptop, "router")["deployments"] = [{"name": "router", "max_surge_percent": 100}]
+    assert len(Deployment.check(laptop, source="deploy.yaml").check_nodes(two)) == 1
 
 
 def test_ranks_that_share_a_node_are_one_bundle_there(laptop: dict[str, Any]) -> None:

@@ -318,6 +318,8 @@ def test_with_relays_a_node_holds_the_weights_once_and_its_engines_none() -> Non
     alone = dict(without.figures())
     assert "staged weights" not in shared["host memory of an engine"]
     assert shared["host memory of a node's relay"].startswith("2 x 27.5 of staged weights")
-    assert alone["host memory of an engine"].startswith("2 x 27.5 of staged weights")
+    assert alone["host memory of an engine"].startswith("1 x 27.5 of staged weights")
     assert "host memory of a node's relay" not in alone
-    assert without.engine.host_gib - sizing.engine.host_gib == 2 * sizing.engine.weights_gib
+    assert without.engine.host_gib - sizing.engine.host_gib == sizing.engine.weights_gib
+    kept = without.rollout.model_copy(update={"keep_copy": True})
+    assert replace(without, rollout=kept).engine.staged_versions == 2

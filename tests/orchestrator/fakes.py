@@ -123,6 +123,7 @@ class FakeBus:
             committed_version=version,
             leased=self._may_serve(version),
             model="tiny",
+            aliases=("small",),
             max_model_len=4096,
             pid=1,
         )
@@ -284,6 +285,9 @@ class FakeReward:
         self.ungraded: Callable[[ScoreJob], bool] = lambda job: False
         self.named: Callable[[str], dict[str, float]] = lambda completion: {}
         self.not_ready = 0
+
+    async def sandboxes(self) -> int:
+        return 1
 
     async def score(self, jobs: list[ScoreJob]) -> list[Score]:
         if self.not_ready:

@@ -151,6 +151,10 @@ class SimulatedReward:
         self._chance = chance
         self.answered: dict[str, float] = {}
 
+    async def sandboxes(self) -> int:
+        """One is enough."""
+        return 1
+
     async def score(self, jobs: list[ScoreJob]) -> list[Score]:
         """A score for each job, or `NotReady`."""
         if self._chance.random() < self._weather.reward_away:

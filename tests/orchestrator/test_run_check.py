@@ -46,7 +46,7 @@ def small_disk(cluster: World, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"rollout_timeout_s": 0.1}, "rollout_timeout_s", "longer"),
         ({"batch_groups": 25}, "batch_groups", "24 tasks to learn from"),
         ({"group_size": 9}, "group_size", "max_choices, 8"),
-        ({"model": "other"}, "model", "serve tiny"),
+        ({"model": "other"}, "model", "serve small, tiny"),
         ({"sampling": {"max_tokens": 4096}, "rollout_timeout_s": 60.0}, "sampling", "4096 tokens"),
         ({"environment": "/mine.py:rollout"}, "environment", "`environments: true`"),
         (
@@ -98,6 +98,12 @@ async def test_ranks_that_share_rows_need_trajectories_for_their_group_only(
         config = cluster.run_config(steps=1, algorithm={"minibatches": 16})
         status = await run_to_end(cluster, config)
         assert status.state is RunState.FINISHED, status.detail
+
+
+async def test_a_run_may_call_its_model_by_any_of_its_names(tmp_path: Path) -> None:
+    async with world(tmp_path) as cluster:
+        status = await run_to_end(cluster, cluster.run_config(model="small"))
+    assert status.state is RunState.FINISHED
 
 
 async def test_rows_that_engines_and_trainer_would_score_apart_are_refused(

@@ -2,8 +2,13 @@
 
 import asyncio
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
+import pytest
+
+from services import peers
 from services.orchestrator.config import OrchestratorConfig
+from services.orchestrator.rollout import scoring as scoring_module
 from services.orchestrator.rollout.scoring import Scorer
 from services.protocol.errors import NotReady, ReplicaLost
 from services.protocol.reward.code_graders import PythonFunctionGrader
@@ -56,6 +61,79 @@ async def test_no_more_calls_run_at_a_time_than_allowed() -> None:
     async with scoring(Slow(), score_batch=2, score_concurrency=3) as scorer:
         await asyncio.gather(*(scorer.submit(job) for job in jobs(40)))
     assert most == 3
+
+
+class Held(FakeReward):
+    """Holds every call until `free` is set."""
+
+    def __init__(self, sandboxes: int) -> None:
+        super().__init__()
+        self.count = sandboxes
+        self.free = asyncio.Event()
+
+    async def sandboxes(self) -> int:
+        return self.count
+
+    async def score(self, jobs: list[ScoreJob]) -> list[Score]:
+        scores = await super().score(jobs)
+        await self.free.wait()
+        return scores
+
+
+async def _held(reward: Held, *, calls: int) -> None:
+    async with asyncio.timeout(60):
+        while len(reward.calls) < calls:  # noqa: ASYNC110  (the fake has no event for it)
+            await asyncio.sleep(0.001)
+    for _ in range(20):  # turns of the loop in which one more would begin
+        await asyncio.sleep(0)
+    assert len(reward.calls) == calls
+
+
+async def test_calls_hold_answers_for_all_sandboxes_of_the_service() -> None:
+    reward = Held(sandboxes=96)
+    async with scoring(reward) as scorer:
+        scores = [scorer.submit(job) for job in jobs(1000)]
+        await _held(reward, calls=24)
+        assert sum(len(call) for call in reward.calls) == 4 * 96
+        reward.free.set()
+        await asyncio.gather(*scores)
+
+
+async def test_sandboxes_that_are_added_during_a_run_get_answers(monkeypatch) -> None:
+    monkeypatch.setattr(scoring_module, "_LOOK_S", 0.001)
+    reward = Held(sandboxes=1)
+    async with scoring(reward) as scorer:
+        scores = [scorer.submit(job) for job in jobs(1000)]
+        await _held(reward, calls=4)
+        reward.count = 40
+        await _held(reward, calls=10)
+        reward.free.set()
+        await asyncio.gather(*scores)
+
+
+async def test_a_service_that_does_not_say_its_sandboxes_is_called_all_the_same() -> None:
+    class Silent(FakeReward):
+        async def sandboxes(self) -> int:
+            raise NotReady("restarting")
+
+    async with scoring(Silent()) as scorer:
+        assert (await scorer.submit(jobs(1)[0])).reward == 1.0
+
+
+async def test_the_sandboxes_of_the_reward_service_are_those_of_all_its_running_replicas(
+    monkeypatch,
+) -> None:
+    async def of_one() -> int:
+        return 84
+
+    handle = SimpleNamespace(sandboxes=SimpleNamespace(remote=of_one))
+    states = {"a": "RUNNING", "b": "RUNNING", "c": "STARTING"}
+    monkeypatch.setattr(peers.serve, "get_app_handle", lambda name: handle)
+    monkeypatch.setattr(peers, "_states", lambda application, deployment: states)
+    assert await peers.reward_peer().sandboxes() == 168
+    states.clear()
+    with pytest.raises(NotReady, match="which replicas"):
+        await peers.reward_peer().sandboxes()
 
 
 async def test_a_service_that_restarts_is_asked_again() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from services.protocol.errors import InvalidInput, NotReady
+from services.protocol.errors import InvalidInput, NoResources, NotReady
 from services.protocol.weights.weight_bus import Member, MemberTable, ReplicaState
 from services.trainer.config import TrainerConfig
 from services.trainer.lead import device_turn
@@ -238,5 +238,5 @@ async def test_ranks_of_a_node_are_in_a_row_and_dead_engines_have_no_seats() -> 
 async def test_too_few_engines_are_named_in_time() -> None:
     scene = Scene(start_timeout_s=0.05)
     scene.bus.members = (member("r", "n1", "0"),)
-    with pytest.raises(NotReady, match="have 1 devices for 2 ranks"):
+    with pytest.raises(NoResources, match="have 1 devices for 2 ranks"):
         await scene.turn.seats()

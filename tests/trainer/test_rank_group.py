@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ray.exceptions import RayActorError
 
-from services.protocol.errors import InvalidInput, NotReady
+from services.protocol.errors import InvalidInput, NoResources, NotReady
 from services.protocol.trainer import RankProgress
 from services.trainer.config import TrainerConfig
 from services.trainer.lead import rank_group
@@ -118,6 +118,19 @@ async def test_a_group_that_does_not_come_up_gives_its_room_back(
         await RankGroup.start(config, GroupProgress(config), own_devices(config))
     assert removed == [placed]
     assert len(killed) == 2
+
+
+async def test_resources_that_no_node_has_are_given_up_and_told_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = QUICK.model_copy(update={"ranks_per_node": 2, "start_timeout_s": 0.01})
+    placed = SimpleNamespace(ready=asyncio.Event().wait)
+    removed: list[Any] = []
+    monkeypatch.setattr(rank_group, "placement_group", lambda *_, **__: placed)
+    monkeypatch.setattr(rank_group, "remove_placement_group", removed.append)
+    with pytest.raises(NoResources, match=r"in 0\.01 s: 1 x"):
+        await RankPlacement.reserve(config, own_devices(config))
+    assert removed == [placed]
 
 
 async def test_a_dead_rank_takes_the_group_with_it(killed) -> None:

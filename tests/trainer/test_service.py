@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.protocol.errors import InvalidInput, NotReady
+from services.protocol.errors import InvalidInput, NoResources, NotReady
 from services.protocol.run.profile import ProfileRequest
 from services.protocol.train_batch import TrainBatch
 from services.protocol.trainer import CheckpointReport
@@ -190,9 +190,10 @@ def digests_of(rank: int, weights: int) -> Digests:
 
 
 class Starter:
-    """Starts prepared groups in order; an exception in the list is a failed start."""
+    """Starts prepared groups in order; an exception in the list is a failed start, a function is
+    called for the group."""
 
-    def __init__(self, *groups: FakeGroup | BaseException) -> None:
+    def __init__(self, *groups: Any) -> None:
         self._groups = list(groups)
         self.started = 0
 
@@ -203,7 +204,7 @@ class Starter:
         group = self._groups.pop(0)
         if isinstance(group, BaseException):
             raise group
-        return group
+        return await group() if callable(group) else group
 
 
 @pytest.fixture
@@ -523,6 +524,31 @@ async def test_initial_weights_never_follow_those_of_a_run_that_nobody_remembers
     state = await service.start_run(make_start())
     assert (bus.published, state.policy_version) == ([10], 10)
     assert [call[0] for call in group.calls if call[0] != "logprobs"] == ["start_run"]
+
+
+async def test_nodes_that_come_late_are_waited_for_and_nothing_else_is(open_service) -> None:
+    late = [NoResources("no node has 8 GPUs")] * 5
+    service = await open_service(FakeBus(), *late, FakeGroup())
+    assert (await service.state()).ready
+    for error in (InvalidInput("model", "m", "There is none."), NotReady("a rank hung")):
+        with pytest.raises(type(error)):
+            await open_service(FakeBus(), *late, error)
+
+
+async def test_a_restart_that_waits_for_nodes_is_no_failed_start(open_service) -> None:
+    first, entered = FakeGroup(), asyncio.Event()
+
+    async def hang() -> FakeGroup:
+        entered.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    starts = [NoResources("no node"), NotReady("port taken"), NoResources("no node"), hang]
+    service = await open_service(FakeBus(), first, *starts)
+    first.lost.set()
+    async with asyncio.timeout(DEADLINE_S):
+        await entered.wait()
+    assert (await service.state()).failed_starts == 1
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ async def deployment_facts(
         tracker_addresses=config.tracker_addresses,
         teachers=tuple(sorted(config.teachers)),
         score_queue=config.score_queue,
-        models=tuple(sorted({member.model for member in members})) or None,
+        models=tuple(sorted({name for member in members for name in member.names})) or None,
         max_model_len=min((member.max_model_len for member in members), default=None),
         deterministic=all(member.deterministic for member in members) if members else None,
         max_choices=load.max_choices if load else None,

@@ -6,16 +6,22 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 
+from services.changes import Changes
 from services.observability.log import Log
 from services.orchestrator.config import OrchestratorConfig
 from services.protocol.errors import NotReady, ReplicaLost
 from services.protocol.reward.reward_service import RewardService, Score, ScoreJob
 from services.protocol.reward.reward_sum import reward_sum
 from services.retry import retrying
-from services.side_by_side import cancel
+from services.side_by_side import cancel, running
 
 REWARD_NAMES = "reward_names"
 """Cause of a score whose names are not those of the run file."""
+_ANSWERS_PER_SANDBOX = 4
+"""Answers in calls for each sandbox: more than one, because most answers of a call are graded long
+before the slowest, and few, because an answer waits at the service for `queue_wait_s` at most."""
+_FEWEST_CALLS = 4
+_LOOK_S = 10.0
 _log = Log("orchestrator")
 
 
@@ -23,7 +29,9 @@ class Scorer:
     """Coalesces score jobs; every job gets a score, which may say that grading failed.
 
     The first job of a call waits a moment for company. While all calls are busy, jobs
-    gather, so that a slow reward service is met with larger calls rather than more.
+    gather, so that a slow reward service is met with larger calls rather than more. How many
+    calls keep the service busy depends on its sandboxes, which it is asked for again and again:
+    replicas come and go.
     """
 
     def __init__(self, reward: RewardService, config: OrchestratorConfig) -> None:
@@ -31,8 +39,9 @@ class Scorer:
         self._config = config
         self._waiting: deque[tuple[ScoreJob, asyncio.Future[Score]]] = deque()
         self._arrived = asyncio.Event()
-        self._slots = asyncio.Semaphore(config.score_concurrency)
+        self._most_calls = config.score_concurrency or _FEWEST_CALLS
         self._calls: set[asyncio.Task[None]] = set()
+        self._changes = Changes()  # of the calls, and of how many there may be
 
     def submit(self, job: ScoreJob) -> asyncio.Future[Score]:
         """Queue a job; the future never fails. A full queue answers at once, ungraded."""
@@ -46,14 +55,30 @@ class Scorer:
     async def run(self) -> None:
         """Serve the queue until cancelled; then no call is left running."""
         try:
-            while True:
-                await self._arrived.wait()
-                if len(self._waiting) < self._config.score_batch:
-                    await asyncio.sleep(self._config.score_wait_s)
-                await self._slots.acquire()
-                self._launch()
+            async with running(self._follow_sandboxes(), name="sandboxes of the reward service"):
+                while True:
+                    await self._arrived.wait()
+                    if len(self._waiting) < self._config.score_batch:
+                        await asyncio.sleep(self._config.score_wait_s)
+                    await self._changes.until(self._may_call, timeout_s=None)
+                    self._launch()
         finally:
             await cancel(*self._calls)
+
+    async def _follow_sandboxes(self) -> None:
+        """Allow as many calls as keep the sandboxes busy, unless the number is configured."""
+        while self._config.score_concurrency is None:
+            try:
+                sandboxes = await self._reward.sandboxes()
+                calls = math.ceil(_ANSWERS_PER_SANDBOX * sandboxes / self._config.score_batch)
+                self._most_calls = max(_FEWEST_CALLS, calls)
+                self._changes.notify()
+            except Exception as error:  # noqa: BLE001  the number before still holds
+                _log.info("sandboxes_unknown", error=str(error))
+            await asyncio.sleep(_LOOK_S)
+
+    def _may_call(self) -> bool:
+        return len(self._calls) < self._most_calls
 
     def _launch(self) -> None:
         size = min(len(self._waiting), self._config.score_batch)
@@ -62,17 +87,18 @@ class Scorer:
             self._arrived.clear()
         call = asyncio.create_task(self._call(batch), name="score")
         self._calls.add(call)
-        call.add_done_callback(self._calls.discard)
+        call.add_done_callback(self._ended)
+
+    def _ended(self, call: asyncio.Task[None]) -> None:
+        self._calls.discard(call)
+        self._changes.notify()
 
     async def _call(self, batch: list[tuple[ScoreJob, asyncio.Future[Score]]]) -> None:
-        try:
-            live = [(job, future) for job, future in batch if not future.done()]
-            scores = await self._graded([job for job, _ in live]) if live else {}
-            for job, future in live:
-                if not future.done():
-                    future.set_result(scores.get(job.job_id) or _ungraded(job, "no answer"))
-        finally:
-            self._slots.release()
+        live = [(job, future) for job, future in batch if not future.done()]
+        scores = await self._graded([job for job, _ in live]) if live else {}
+        for job, future in live:
+            if not future.done():
+                future.set_result(scores.get(job.job_id) or _ungraded(job, "no answer"))
 
     async def _graded(self, jobs: list[ScoreJob]) -> dict[str, Score]:
         """Call the service until the deadline; a job without an answer is an infrastructure error.

@@ -189,3 +189,6 @@ class RewardService(Protocol):
 
     async def score(self, jobs: list[ScoreJob]) -> list[Score]:
         """Grade jobs, answers in the order of the jobs; never raises for what a job does."""
+
+    async def sandboxes(self) -> int:
+        """Sandboxes that run at the same time, of all replicas."""

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from services.observability.log import Log
 from services.observability.metrics import TrainerMetrics
-from services.protocol.errors import NotReady
+from services.protocol.errors import NoResources, NotReady
 from services.protocol.placement import SharedSeat
 from services.protocol.weights.weight_bus import LOAN_S, ReplicaState, WeightBus
 from services.retry import retrying
@@ -60,7 +60,7 @@ class DeviceTurn:
         """One for each rank, ranks of a node in a row; None: ranks share no devices.
 
         Raises:
-            NotReady: engines with so many devices have not registered in `start_timeout_s`.
+            NoResources: engines with so many devices have not registered in `start_timeout_s`.
         """
         if not self.shared:
             return None
@@ -81,7 +81,7 @@ class DeviceTurn:
             }
             if len(found) >= needed:
                 return tuple(SharedSeat(node, device) for node, device in sorted(found)[:needed])
-        raise NotReady(
+        raise NoResources(
             f"rollout servers with `placement: shared` have {len(found)} devices for {needed} "
             f"ranks after {self._config.start_timeout_s:g} s; `serve status` says why"
         )

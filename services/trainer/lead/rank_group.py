@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import (
 
 from services.observability.log import Log
 from services.observability.metrics import TrainerMetrics
-from services.protocol.errors import InvalidInput, NotReady
+from services.protocol.errors import InvalidInput, NoResources, NotReady
 from services.protocol.placement import SharedSeat
 from services.protocol.trainer import RANK_PREFIX
 from services.protocol.weights.weight_bus import NAMESPACE
@@ -56,7 +56,7 @@ class RankPlacement:
         """Wait for the resources.
 
         Raises:
-            NotReady: nodes do not have them within `start_timeout_s`.
+            NoResources: nodes do not have them within `start_timeout_s`.
         """
         if (seats := await devices.seats()) is not None:
             return cls(config, seats=seats)
@@ -71,7 +71,7 @@ class RankPlacement:
             remove_placement_group(group)
             if not isinstance(error, TimeoutError):
                 raise
-            raise NotReady(
+            raise NoResources(
                 f"no resources for the trainer's ranks in {config.start_timeout_s:g} s: "
                 f"{len(bundles)} x {bundles[0]}, each on one node"
             ) from None

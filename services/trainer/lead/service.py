@@ -5,12 +5,13 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from services.observability import tracing
 from services.observability.log import Log
 from services.observability.metrics import TrainerMetrics
-from services.protocol.errors import InvalidInput, NotReady
+from services.protocol.errors import InvalidInput, NoResources, NotReady
 from services.protocol.run.profile import ProfileRequest
 from services.protocol.train_batch import TrainBatch
 from services.protocol.trainer import (
@@ -66,9 +67,9 @@ class TrainerService:
         bus: WeightBus,
         start_group: Callable[[TrainerConfig, GroupProgress, DeviceTurn], Awaitable[RankGroup]],
     ) -> None:
-        self._config, self._start_group = config, start_group
-        self._progress, self._failed_starts = GroupProgress(config), 0
-        self._devices = DeviceTurn(config, bus)
+        self._config, self._failed_starts = config, 0
+        self._progress, self._devices = GroupProgress(config), DeviceTurn(config, bus)
+        self._start_group = partial(start_group, config, self._progress, self._devices)
         self._publisher = Publisher(bus, config.bus_timeout_s)
         self._canary = CanaryScorer(self._publisher, self._logprobs)
         self._turn = asyncio.Lock()
@@ -87,13 +88,13 @@ class TrainerService:
         self._peak_flops: float | None = None
 
     async def open(self) -> None:
-        """Start the ranks; the first publish and all restarts happen in the background.
+        """Start the ranks once nodes have the resources; all else happens in the background.
 
         Raises:
             InvalidInput: the model cannot be loaded.
             NotReady: the ranks did not come up.
         """
-        self._install(await self._start_group(self._config, self._progress, self._devices))
+        self._install(await _retrying("no_resources", self._start_group, on=NoResources))
         loops = [self._supervise(), self._publisher.keep_published()]
         if self._devices.shared:
             loops.append(self._devices.end_forgotten(self._turn))
@@ -332,9 +333,9 @@ class TrainerService:
         async def start() -> RankGroup:
             try:
                 async with self._turn:  # no operation of the ranks before them has devices
-                    group = await self._start_group(self._config, self._progress, self._devices)
-            except _RESTARTABLE:
-                self._failed_starts += 1
+                    group = await self._start_group()
+            except _RESTARTABLE as error:
+                self._failed_starts += not isinstance(error, NoResources)
                 raise
             self._failed_starts = 0
             return group
@@ -356,9 +357,8 @@ class TrainerService:
 
         Initial weights are published if there is no version, or the newest one is of another
         model, which an operator has replaced. Versions of this model and of an unknown run stay:
-        this trainer has restarted, and `start_run` will say which checkpoint to load.
-        The ranks hold no run afterwards. The orchestrator must call `start_run`, since they may
-        have gone back to an earlier step.
+        this trainer has restarted, and `start_run` will say which checkpoint to load. The ranks
+        hold no run afterwards: `start_run` must follow, since they may be at an earlier step.
         """
         if self._publisher.holds_snapshots:
             return
@@ -392,10 +392,10 @@ class TrainerService:
         return self._group.model.manifest(version, step, senders, self._config.model)
 
 
-async def _retrying(event: str, work: Callable[[], Awaitable[T]]) -> T:
+async def _retrying(event: str, work: Callable[[], Awaitable[T]], on: Any = _RESTARTABLE) -> T:
     """Repeat `work` for ever; each failure is logged as `event`."""
 
     def failed(error: Exception, pause_s: float) -> None:
         _log.warning(event, why=str(error), again_in_s=pause_s)
 
-    return await retrying(work, on=_RESTARTABLE, pauses=RESTART_PAUSES_S, failed=failed)
+    return await retrying(work, on=on, pauses=RESTART_PAUSES_S, failed=failed)

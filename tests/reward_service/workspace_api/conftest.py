@@ -61,6 +61,9 @@ class FakeReward:
     away: bool = False
     jobs: list[ScoreJob] = field(default_factory=list)
 
+    async def sandboxes(self) -> int:
+        return 1
+
     async def score(self, jobs: list[ScoreJob]) -> list[Score]:
         if self.away:
             raise NotReady("reward_service is not up")
