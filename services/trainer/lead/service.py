@@ -67,7 +67,7 @@ class TrainerService:
         bus: WeightBus,
         start_group: Callable[[TrainerConfig, GroupProgress, DeviceTurn], Awaitable[RankGroup]],
     ) -> None:
-        self._config, self._failed_starts = config, 0
+        self._config, self._failed_starts, self._parameters = config, 0, 0
         self._progress, self._devices = GroupProgress(config), DeviceTurn(config, bus)
         self._start_group = partial(start_group, config, self._progress, self._devices)
         self._publisher = Publisher(bus, config.bus_timeout_s)
@@ -83,7 +83,6 @@ class TrainerService:
         self._unsettled = False  # the ranks may be ahead of the published version
         self._profile: ProfileRequest | None = None  # that ranks are to be told of
         self._profiled_until = 0  # the last step of the one that they were told of
-        self._parameters = 0
         self._longest_row: int | None = None
         self._peak_flops: float | None = None
 
