@@ -30,7 +30,6 @@ class Answer:
     """Its trained tokens alone; `current` has a gradient."""
 
     reward: float
-    length: int
     cut: bool
     current: Tensor
     behaviour: Tensor
@@ -102,7 +101,6 @@ def seen(policy: Any, batch: GroupBatch, temperature: float) -> Groups:
             answers.append(
                 Answer(
                     reward=one.reward,
-                    length=len(mask),
                     cut=one.trajectory.finish_reason == "length",
                     current=current,
                     behaviour=torch.tensor(np.array(one.trajectory.behaviour_logprobs)[mask]),
@@ -160,7 +158,7 @@ def dapo(groups: Groups) -> Tensor:
     limit, buffer = 20, 12
 
     def shaped(one: Answer) -> Answer:
-        lost = min(1.0, max(0.0, (one.length - (limit - buffer)) / buffer))
+        lost = min(1.0, max(0.0, (one.tokens - (limit - buffer)) / buffer))
         return replace(one, reward=one.reward - lost)
 
     pairs = compared([[shaped(one) for one in group] for group in groups])

@@ -312,9 +312,8 @@ class TrainerService:
         self._group = group
         self._publisher.follow(group.name)
         self._restored = None
-        self._parameters = group.model.parameters
+        self._parameters, self._peak_flops = group.model.parameters, group.model.peak_flops
         self._longest_row = group.model.limits.longest_row
-        self._peak_flops = group.model.peak_flops
         self._first_publish = self._own(self._publish_first())
 
     async def _supervise(self) -> None:
