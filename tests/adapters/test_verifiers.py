@@ -37,12 +37,12 @@ def right(completion, answer) -> float:
     return float(answer in str(completion[-1].content))
 
 
-def load_environment(largest: int = 3):
+def load_environment(largest: int = 3, evaluated: bool = True):
     rows = [{"question": f"{n} times {n}?", "answer": str(n * n)} for n in range(2, largest + 1)]
     return vf.ToolEnv(
         tools=[times],
         dataset=Dataset.from_list(rows),
-        eval_dataset=Dataset.from_list(rows[:1]),
+        eval_dataset=Dataset.from_list(rows[:1]) if evaluated else None,
         rubric=vf.Rubric(funcs=[right]),
         max_turns=4,
     )
@@ -148,6 +148,16 @@ class Policy:
         usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
         head = {"id": "c", "object": "chat.completion", "created": 1, "model": "policy"}
         return web.json_response(head | {"choices": [choice], "usage": usage})
+
+
+def test_examples_of_a_real_environment_without_an_evaluation_set_have_one_split(
+    squares: str,
+) -> None:
+    rows = list(task_rows(load(squares, largest=11, evaluated=False)))
+    assert sorted(row["data"]["answer"] for row in rows) == sorted(
+        str(number * number) for number in range(2, 12)
+    )
+    assert [row["split"] for row in rows] == ["train"] * 9 + ["heldout"]
 
 
 async def test_an_episode_of_a_verifiers_environment_gets_its_rubrics_reward(squares: str) -> None:
