@@ -64,6 +64,15 @@ async def test_the_body_that_a_call_adds_changes_nothing_of_it() -> None:
     assert got == [FIXED | bound | {"messages": HELLO, "user": "me"}]
 
 
+async def test_a_call_can_rule_out_or_force_no_tokens() -> None:
+    async with client() as (policy, got):
+        masks = {"allowed_token_ids": [3], "bad_words": ["no"], "min_tokens": 4}
+        await policy.chat.completions.create(
+            model="gpt", messages=HELLO, logit_bias={"5": 100}, extra_body=masks
+        )
+    assert got == [FIXED | {"max_tokens": 9, "seed": 2**31 - 1, "messages": HELLO}]
+
+
 async def test_copies_of_a_client_make_calls_of_the_same_episode() -> None:
     async with client() as (policy, got):
         for copied in (policy, policy.with_options(timeout=30.0), policy.copy(max_retries=0)):

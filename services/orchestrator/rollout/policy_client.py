@@ -10,6 +10,7 @@ from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from openai._models import FinalRequestOptions
 
 from services.protocol.errors import InvalidInput
+from services.protocol.rollout_server import UNMASKED
 
 _RETRIES = 10
 _CHAT = ("max_tokens", "max_completion_tokens")
@@ -55,7 +56,8 @@ class _PolicyClient(AsyncOpenAI):
         """The body of a call, with the run's settings in place of its own."""
         if not isinstance(options.json_data, dict):
             raise _not_set(options.url)
-        body = options.json_data | dict(options.extra_json or {})
+        given = options.json_data | dict(options.extra_json or {})
+        body = {name: value for name, value in given.items() if name not in UNMASKED}
         asked = [tokens for name in limits if (tokens := body.pop(name, None))]
         bound = {limits[0]: min([self.calls.max_tokens, *asked])}
         return body | self.calls.fixed | bound | {"seed": next(self.seeds) % 2**31}
