@@ -71,6 +71,20 @@ async def test_a_replica_that_thaws_finds_what_it_has_mapped_and_gets_the_newest
     await world.until(lambda t: bool(t.leased))
 
 
+async def test_a_replica_that_died_live_serves_at_once_when_it_is_back_where_nobody_can_send(
+    world: World,
+) -> None:
+    replica = await world.replica("r1", 3, memory_domain="n1")
+    await dies(world)
+    assert (await world.table()).members[0].state is ReplicaState.DEAD
+    await replica.register(3)
+    (row,) = (await world.table()).members
+    assert (row.state, row.leased) == (ReplicaState.LIVE, True)
+    await dies(world)
+    await replica.register(2)
+    assert not (await world.table()).leased, "it serves another version than it did"
+
+
 async def test_a_replica_that_never_comes_back_does_not_cost_its_relay_memory_for_ever(
     world: World,
 ) -> None:

@@ -40,6 +40,7 @@ class Replica:
         held: why it may not work.
         loaded: manifest of what it committed last in this life of the bus.
         was_leased: it has had a lease in this life of the bus.
+        died_live: when it died, no order to it was open, and nothing was wrong with its version.
     """
 
     hello: ReplicaHello
@@ -53,6 +54,7 @@ class Replica:
     held: Hold = Hold.NONE
     loaded: WeightManifest | None = None
     was_leased: bool = False
+    died_live: bool = False
 
     @property
     def sleeps(self) -> bool:
@@ -103,8 +105,8 @@ class Replicas:
     def enter(self, hello: ReplicaHello) -> None:
         """Add a replica, or renew its entry; an update of it may be under way.
 
-        One that was dead keeps what it has committed, but may have missed that this was wrong: it
-        gets a lease by a commit only.
+        One that was dead may carry out an order of before, or may have missed that its version was
+        wrong: it gets a lease by a commit only, unless it died live and serves the same version.
         """
         known = self._replicas.get(hello.replica_id)
         if known is not None and known.state is not ReplicaState.DEAD:
@@ -117,8 +119,11 @@ class Replicas:
             known.held = hello.held
         else:
             has_weights = hello.committed_version is not None
-            was_dead = known is not None or hello.replica_id in self._lost
-            served = ReplicaState.CATCHING_UP if was_dead else ReplicaState.LIVE
+            is_doubtful = hello.replica_id in self._lost
+            if known is not None:
+                same = known.committed_version == hello.committed_version
+                is_doubtful = not (known.died_live and same)
+            served = ReplicaState.CATCHING_UP if is_doubtful else ReplicaState.LIVE
             self._replicas[hello.replica_id] = Replica(
                 hello=hello,
                 state=served if has_weights else ReplicaState.JOINING,
@@ -245,10 +250,11 @@ class Replicas:
         for replica_id, replica in list(self._replicas.items()):
             silence = self._clock() - replica.seen_at
             if silence > self._config.forget_after_s:
-                if replica.state is ReplicaState.DEAD:
+                if replica.state is ReplicaState.DEAD and not replica.died_live:
                     self._lost.append(replica_id)
                 self.leave(replica_id)
             elif silence > self._config.dead_after_s and replica.state is not ReplicaState.DEAD:
+                replica.died_live = replica.state is ReplicaState.LIVE
                 self.fail(replica_id, ReplicaState.DEAD, f"silent for {silence:.0f} s")
                 died.append(replica_id)
         return died
