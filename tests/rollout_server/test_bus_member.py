@@ -31,7 +31,6 @@ from services.protocol.weights.weight_bus import (
 from services.protocol.weights.weights import WeightManifest
 from services.rollout_server.control import bus_member
 from services.rollout_server.control.bus_member import BusMember
-from services.rollout_server.control.replica_control import HalfAwake
 from services.rollout_server.weights.canary import Proof
 
 Sequences = tuple[tuple[int, ...], ...]
@@ -345,7 +344,7 @@ async def test_a_member_whose_task_ended_is_not_healthy() -> None:
 
 
 async def test_a_member_whose_engine_follows_no_orders_is_not_healthy(scene: Scene) -> None:
-    scene.control.error = HalfAwake("half-way")
+    scene.control.error = RuntimeError("half-way")
     with pytest.raises(RuntimeError, match="half-way"):
         scene.member.check()
 

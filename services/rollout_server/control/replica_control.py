@@ -27,13 +27,6 @@ _REMEMBERED = 64
 _WEIGHTS, _KV_CACHE = "weights", "kv_cache"  # vLLM's names of what sleeps
 
 
-class HalfAwake(RuntimeError):
-    """An engine was to free its device after a wake-up that failed half-way.
-
-    vLLM takes it to be asleep still, and frees nothing of what has come back.
-    """
-
-
 def deepest_sleep(config: RolloutServerConfig) -> int:
     """The deepest level of sleep of such an engine; 0 if it cannot sleep."""
     able = config.device == "cpu" or config.placement == "shared"
@@ -111,10 +104,11 @@ class EngineControl:
         """Answer if the engine can follow orders.
 
         Raises:
-            HalfAwake: it cannot free its device any more; only the end of its processes does.
+            RuntimeError: a wake-up failed half-way, so that vLLM takes the engine to be asleep and
+                frees nothing of what has come back; only the end of its processes does.
         """
         if self._lost:
-            raise HalfAwake("a wake-up failed half-way; what the engine holds now is not known")
+            raise RuntimeError("a wake-up failed half-way; what the engine holds is not known")
 
     async def until_released(self) -> None:
         """Return when nothing holds the engine."""
