@@ -36,6 +36,7 @@ _BY_SESSION = "ray.serve.experimental.consistent_hash_router.ConsistentHashRoute
 # Our own gate bounds the work; Serve's slots would also hold back health checks.
 _DRAIN_S = 60.0
 _RECORDS_DRAIN_S = 2.0
+_RECORDS_CPUS = 0.5
 """Of the process with the recorded sessions. What takes longer there is a long poll, which its
 client repeats; all other calls wait until the next process is up."""
 
@@ -106,6 +107,7 @@ def build(config: RouterConfig) -> serve.Application:
         max_ongoing_requests=_UNBOUNDED,
         graceful_shutdown_timeout_s=_RECORDS_DRAIN_S,
         health_check_timeout_s=30.0,
-        ray_actor_options={"num_cpus": config.num_cpus},
+        # It fits beside bus and page into the core that files of `deploy` leave to them.
+        ray_actor_options={"num_cpus": min(config.num_cpus, _RECORDS_CPUS)},
     )(Sessions)
     return deployment.bind(config, records.bind(config))

@@ -309,6 +309,20 @@ async def test_a_half_played_session_outlives_the_process_that_has_it(tmp_path):
     assert (await after.get(name)).calls == {"first": 1, "extended": 1}
 
 
+async def test_a_call_that_ends_after_its_process_was_replaced_is_recorded(tmp_path):
+    before = kept(tmp_path)
+    name = (await before.create({"index": "0"}, offer())).id
+    start = await before.begin(name)
+    before.close()
+    after = kept(tmp_path)
+    later = await after.begin(name)
+    assert later.number != start.number
+    await after.end(name, start.number, call([1, 2, 3]))
+    await after.end(name, later.number, call([1, 2, 3, 7, 9]))
+    found = await after.get(name)
+    assert (found.calls, found.open_calls) == ({"first": 1, "extended": 1}, 0)
+
+
 async def test_a_change_that_was_not_written_whole_is_left_out(tmp_path):
     before = kept(tmp_path)
     name = await played(before)

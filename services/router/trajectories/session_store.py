@@ -1,5 +1,6 @@
 """The recorded sessions of one router: pure, bounded in number, tokens and time."""
 
+import time
 import uuid
 from collections import Counter, OrderedDict
 from collections.abc import Callable
@@ -126,7 +127,8 @@ class SessionStore:
         self._finished: OrderedDict[int, Session] = OrderedDict()
         self._offers: OrderedDict[str, Session] = OrderedDict()  # that nobody has taken
         self._keys: dict[tuple[str, str], Session] = {}
-        self._last_cursor, self._last_call = 0, 0
+        self._last_cursor = 0
+        self._last_call = time.time_ns()  # so that no process gives a number of one before it
         self.tokens = 0
         self.dropped: Counter[DropReason] = Counter()
         self.cuts: Counter[CutReason] = Counter()
@@ -202,9 +204,12 @@ class SessionStore:
             How it joined the session, None if it did not or the session has ended meanwhile.
         """
         session = self.find(session_id)
-        if session is None or number not in session.open:
+        if session is None:
             return None
-        del session.open[number]
+        if session.open.pop(number, None) is None:
+            if session.offer is None:
+                return None
+            session.begun += 1  # it began with the process before, which kept the session
         self._use(session, now)
         if call is None or session.state == "finished":
             session.unrecorded_calls += 1

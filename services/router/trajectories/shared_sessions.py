@@ -24,6 +24,7 @@ from services.router.trajectories.trajectory_tree import RecordedCall
 
 _LOG = Log("router")
 _ANSWER_S = 10.0
+_RECORD_S = 30.0  # the process may be being replaced; the client's next call would wait as well
 
 
 class SharedSessions:
@@ -47,7 +48,7 @@ class SharedSessions:
     async def end(self, name: str, number: int, call: RecordedCall | None) -> None:
         """See `Sessions`."""
         try:
-            await self._peer.call("end", name, number, call, timeout_s=_ANSWER_S)
+            await self._peer.call("end", name, number, call, timeout_s=_RECORD_S)
         except NotReady as absence:
             RouterMetrics.session_calls.inc(tags={"kind": "lost"})
             _LOG.warning("session_call_lost", session=name, reason=str(absence))
