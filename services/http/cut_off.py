@@ -4,6 +4,8 @@ from starlette.types import Scope
 
 ABORT = "millrace.abort"
 """In the scope of a request: ends its connection at once; absent where a proxy has the client."""
+STUCK = "millrace.stuck"
+"""In the scope of a request whose connection was ended because its client took nothing."""
 
 
 def cut_off(scope: Scope) -> None:

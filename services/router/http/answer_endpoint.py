@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.access.access_control import KEY_NAME
-from services.http.cut_off import cut_off
+from services.http.cut_off import STUCK, cut_off
 from services.http.event_stream import StallTimer
 from services.http.json_body import disconnected, read_body
 from services.observability import tracing
@@ -126,6 +126,8 @@ class AnswerEndpoint:
             status = await _until_gone(receive, self._serve(headers, raw, answer, record), answer)
             if status == _STUCK:
                 cut_off(scope)
+            elif status == "disconnected" and STUCK in scope:
+                status = _STUCK
         except RequestFailed as refusal:
             status = refusal.kind
             await answer.fail(refusal)

@@ -16,7 +16,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from services.http.cut_off import ABORT
+from services.http.cut_off import ABORT, STUCK
 from services.observability.log import Log
 from services.protocol.errors import InvalidInput
 from services.router.config import ListenConfig
@@ -206,6 +206,8 @@ class BoundedConnection(HttpToolsProtocol):
         if left < left_before:
             self._look_again(left)
         else:
+            if self.cycle is not None:
+                self.cycle.scope[STUCK] = True
             self.transport.abort()
 
     def _all_taken(self) -> None:
