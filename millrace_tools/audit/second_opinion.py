@@ -96,6 +96,8 @@ class SecondOpinion:
         if task.task_id not in self._trusted:
             pairs = [(one, Opinion.RIGHT) for one in known[:1]] + [(_KNOWS_NOTHING, Opinion.WRONG)]
             found = [(await self._asked(judge, told, known, said))[0] for said, _ in pairs]
+            if Opinion.UNKNOWN in found:
+                return False  # it did not answer, and may do so the next time
             self._trusted[task.task_id] = found == [right for _, right in pairs]
         return self._trusted[task.task_id]
 

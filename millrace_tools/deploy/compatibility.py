@@ -114,7 +114,7 @@ def _of_scoring(
     calls = orchestrator.score_concurrency
     if calls is None or "slots" not in reward.model_fields_set:  # else as many as its cores
         return
-    sandboxes = max(reward.replicas, reward.max_replicas or 0) * reward.slots
+    sandboxes = reward.replicas * reward.slots
     if calls * orchestrator.score_batch < sandboxes:
         fix = (
             f"Leave it out, for as many as keep the reward service busy: {calls} calls of "
