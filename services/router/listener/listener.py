@@ -207,7 +207,7 @@ class BoundedConnection(HttpToolsProtocol):
             self._look_again(left)
         else:
             if self.cycle is not None:
-                self.cycle.scope[STUCK] = True
+                self.cycle.scope[STUCK] = True  # type: ignore[literal-required]
             self.transport.abort()
 
     def _all_taken(self) -> None:
