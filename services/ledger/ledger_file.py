@@ -1,5 +1,6 @@
 """Connections to a ledger's SQLite file."""
 
+import os
 import shutil
 import sqlite3
 import tempfile
@@ -78,7 +79,7 @@ class LedgerFile:
             if self._lease is None:
                 self._file.execute("PRAGMA journal_mode = WAL")
                 # In WAL mode NORMAL survives the death of the process; only a power cut can
-                # undo the last transactions, and then as a whole.
+                # undo the last transactions, and then as a whole. See `sync`.
                 self._file.execute("PRAGMA synchronous = NORMAL")
             else:
                 self._leave_wal()
@@ -97,6 +98,17 @@ class LedgerFile:
             raise InvalidInput("ledger", str(self._path), fix) from None
         if self._lease is not None:
             self._file.execute(f"PRAGMA busy_timeout = {_NETWORK_BUSY_MS}")
+
+    def sync(self) -> None:
+        """Put every transaction on the disk itself, so that a power cut undoes none of them."""
+        log = self._path.with_name(f"{self._path.name}-wal")
+        if self._lease is not None or not log.exists():
+            return  # a rollback journal is synchronised with each
+        file = os.open(log, os.O_RDONLY)
+        try:
+            os.fsync(file)
+        finally:
+            os.close(file)
 
     def _leave_wal(self) -> None:
         """Use a rollback journal; a file in WAL mode is brought up to date and converted."""

@@ -1,6 +1,7 @@
 """However a run ends, it is seen to have ended, and what it trained is kept."""
 
 import asyncio
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from services.orchestrator.loop.groups import Groups
 from services.orchestrator.observers.run_record import RunRecord
 from services.orchestrator.run_folder.run_directory import RunDirectory
 from services.orchestrator.trackers.tracker import Trackers
+from services.protocol.errors import NotReady
 from services.protocol.run.orchestrator import RunRequest, RunState, RunStatus
 from services.protocol.trainer import CheckpointReport
 from tests.orchestrator.fakes import World, run_to_end, world
@@ -99,6 +101,51 @@ async def test_a_run_whose_last_checkpoint_fails_ends_as_failed(
         assert status.state is RunState.FAILED
         assert "No space left" in status.detail
         assert ends == ["failed"]
+
+
+async def test_a_run_with_nothing_to_learn_finishes_without_a_trainer_if_all_steps_are_saved(
+    tmp_path: Path, no_drawing: None
+) -> None:
+    async with world(tmp_path, no_signal_batches=2) as cluster:
+        trainer, save = cluster.trainer, cluster.trainer.save
+        saved: list[int] = []
+
+        async def save_each_step_once(*given: Any) -> CheckpointReport:
+            if trainer.step in saved:
+                raise NotReady("the trainer holds no run")
+            saved.append(trainer.step)
+            return await save(*given)
+
+        trainer.save = save_each_step_once
+        cluster.router.answers = lambda asked, index, version: index % 2 == 0 or version > 1
+        status = await run_to_end(cluster, cluster.run_config(checkpoint={"every": 1}))
+        assert (status.state, status.step) == (RunState.FINISHED, saved[-1]), status.detail
+        assert "nothing left to learn" in status.detail
+
+
+async def test_the_ledger_is_on_the_disk_itself_before_a_checkpoint_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_drawing: None
+) -> None:
+    events: list[str] = []
+    synchronise = os.fsync
+
+    def noted(file: int) -> None:
+        if os.readlink(f"/proc/self/fd/{file}").endswith("-wal"):
+            events.append("ledger")
+        synchronise(file)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    async with world(tmp_path) as cluster:
+        save = cluster.trainer.save
+
+        async def save_and_note(*given: Any) -> CheckpointReport:
+            events.append("checkpoint")
+            return await save(*given)
+
+        cluster.trainer.save = save_and_note
+        status = await run_to_end(cluster, cluster.run_config(steps=3, checkpoint={"every": 1}))
+        assert status.state is RunState.FINISHED, status.detail
+    assert events == ["ledger", "checkpoint"] * 3
 
 
 async def test_a_run_whose_summary_cannot_be_written_ends_as_failed_and_says_why(

@@ -251,12 +251,14 @@ async def test_a_run_waits_until_a_checkpoint_can_be_written(tmp_path: Path, at_
             return report
 
         trainer.save, trainer.train = save_if_there_is_room, train_and_tell
+        trainer.shares_devices = True
         runs = Runs(cluster.config, lambda: cluster.peers)
         status = await runs.start(RunRequest(config=cluster.run_config()))
         run = runs.get(status.run_id)
         status = await until(run, lambda s: s.state is RunState.DISK_FULL)
         step = 2 if at_once else 3
         assert f"no disk space for the checkpoint of step {step}" in status.detail
+        assert trainer.turns[-1] == f"end behind {step}", "engines stand still meanwhile"
         full = False
         status = await until(run, lambda s: not run.progress.active)
         assert status.state is RunState.FINISHED

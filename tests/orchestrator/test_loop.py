@@ -425,6 +425,23 @@ async def test_a_dead_trainer_comes_back_and_no_prompt_is_lost_or_trained_twice(
                 assert lag <= config.schedule.max_staleness
 
 
+async def test_a_load_that_all_new_ranks_fail_is_made_again(tmp_path: Path) -> None:
+    async with world(tmp_path) as cluster:
+        cluster.trainer.die_before = {2}
+        start_run, failed = cluster.trainer.start_run, []
+
+        async def start_run_at_the_second_try(start):
+            if cluster.trainer.starts and not failed:
+                failed.append(start)
+                raise RuntimeError("the trainer's ranks failed in start_run: Input/output error")
+            return await start_run(start)
+
+        cluster.trainer.start_run = start_run_at_the_second_try
+        status = await run_to_end(cluster, cluster.run_config(steps=3))
+        assert (status.state, status.step) == (RunState.FINISHED, 3), status.detail
+        assert len(failed) == 1
+
+
 async def test_rollouts_go_on_while_the_trainer_comes_back_within_the_staleness_bound(
     tmp_path: Path,
 ) -> None:

@@ -41,10 +41,12 @@ class RunEnding:
         if self._ledger.behind:  # a checkpoint must not know of a step that the ledger lacks
             self.failed("checkpoint", OSError(ENOSPC, "no disk space for the ledger"))
             return
-        save = self._context.peers.trainer.save(self._progress.run_id, self._ledger.frontier())
+        save = self._context.peers.trainer.save
         try:
-            report, _ = await ask(self._context, save)
-        except TrainerLost as error:
+            await asyncio.to_thread(self._ledger.sync)
+            saving = save(self._progress.run_id, self._ledger.frontier())
+            report, _ = await ask(self._context, saving)
+        except (TrainerLost, OSError) as error:
             self.failed("checkpoint", error)
         else:
             self._progress.saved_step = report.saved_step

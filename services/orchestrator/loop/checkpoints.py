@@ -1,5 +1,6 @@
 """Checkpoints of a run; none is ahead of the ledger's file."""
 
+import asyncio
 import time
 
 from services.ledger.ledger import Ledger
@@ -42,30 +43,38 @@ class Checkpoints:
         return took
 
     async def last(self) -> None:
-        """Write the last checkpoint of the run, of its newest train step.
+        """Write the last checkpoint of the run, of its newest train step, if there is none.
 
         Raises:
             TrainerLost: in place of the trainer's errors.
             RunFailed: it was not written.
         """
-        saved = await self._save(wait=True)
-        self._progress.saved_step = _saved_step(saved, at_least=self._progress.step)
+        progress = self._progress
+        if progress.saved_step < progress.step or not progress.step:
+            saved = await self._save(wait=True)
+            progress.saved_step = _saved_step(saved, at_least=progress.step)
 
     async def _save(self, *, wait: bool) -> CheckpointReport:
         saved = await self._tried(wait=wait)
 
         async def written() -> bool:
             nonlocal saved
+            if not await self._disk.has_space():
+                return False
             saved = await self._tried(wait=True)
             return not saved.disk_full
 
         if saved.disk_full:
+            if self._progress.shares_devices:  # engines go on meanwhile
+                await ask(self._context, self._context.peers.trainer.end_turn())
             await self._disk.until(f"the checkpoint of step {self._progress.step}", written)
         return saved
 
     async def _tried(self, *, wait: bool) -> CheckpointReport:
-        # A kill must never leave a checkpoint of a step that the ledger does not know.
+        # Neither a kill nor a power cut may leave a checkpoint of a step that the ledger does not
+        # know.
         await self._disk.ledger_written(self._ledger)
+        await asyncio.to_thread(self._ledger.sync)
         trainer, frontier = self._context.peers.trainer, self._ledger.frontier()
         return (await ask(self._context, trainer.save(self._progress.run_id, frontier, wait)))[0]
 

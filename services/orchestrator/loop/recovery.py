@@ -63,6 +63,9 @@ async def start_trainer(context: RunContext) -> TrainerState:
         except NotReady:
             deadline.failed()
             raise
+        except RuntimeError as error:  # every rank failed; new ones are on their way
+            deadline.failed()
+            raise NotReady(str(error)) from error
 
     def waits(error: NotReady, _: float) -> None:
         if deadline.over:
