@@ -47,6 +47,9 @@ def test_values_become_what_vllms_own_parser_makes_of_them() -> None:
         ("structured_outputs_config", {"no_such_field": 1}, "no_such_field"),
         ("kv_cache_dtype", "int1", "invalid choice"),
         ("worker_extension_cls", "x.Y", "sets it itself"),
+        ("enable_eplb", True, "where the experts were at first"),
+        ("speculative_config", {"method": "mtp"}, "a draft are not delivered"),
+        ("speculative_config", {"model": "/draft", "num_speculative_tokens": 3}, "Only ngram"),
     ],
 )
 def test_what_vllm_does_not_take_is_refused_with_field_value_and_fix(
@@ -55,6 +58,17 @@ def test_what_vllm_does_not_take_is_refused_with_field_value_and_fix(
     with pytest.raises(InvalidInput, match=fix) as caught:
         arguments(**{name: value})
     assert (caught.value.field, caught.value.value) == (f"engine_args.{name}", value)
+
+
+def test_drafts_that_need_no_weights_are_taken() -> None:
+    ngram = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}
+    assert arguments(speculative_config=ngram).speculative_config == ngram
+
+
+def test_stale_keys_and_a_prefix_cache_are_refused_together() -> None:
+    asked = {"engine_args": {"enable_prefix_caching": True}, "in_flight": "keep_stale"}
+    with pytest.raises(InvalidInput, match="turns it off"):
+        server_arguments(RolloutServerConfig(model="m", **asked))
 
 
 def test_a_nodes_environment_cannot_turn_development_endpoints_on() -> None:

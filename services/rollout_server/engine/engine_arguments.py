@@ -28,6 +28,8 @@ _ONE_ONLY = (
     "prefill_context_parallel_size",
 )
 _REPEATING = ("enable_prefix_caching", "max_num_active_seqs")
+_WITHOUT_WEIGHTS = ("ngram", "ngram_gpu", "suffix")
+"""Ways of speculative decoding that draft without a model."""
 
 
 def server_arguments(config: RolloutServerConfig) -> Namespace:
@@ -64,8 +66,22 @@ def _refuse_ours(name: str, value: Any, config: RolloutServerConfig) -> None:
         fix = "Leave it at 1: weights reach the workers of tensor parallelism only."
     elif name in _REPEATING and config.determinism:
         fix = "`determinism: true` decides it: leave one of the two out."
+    elif name == "enable_prefix_caching" and value and config.in_flight == "keep_stale":
+        fix = "`in_flight: keep_stale` turns it off: new requests would meet keys of old weights."
+    elif name == "enable_eplb" and value:
+        fix = "Leave it out: versions are loaded to where the experts were at first."
+    elif name == "speculative_config" and value and _drafts_with_weights(value):
+        fix = f"Only {', '.join(_WITHOUT_WEIGHTS)} work: the weights of a draft are not delivered."
     if fix:
         raise InvalidInput(f"engine_args.{name}", value, fix)
+
+
+def _drafts_with_weights(speculative: Any) -> bool:
+    """Whether a model drafts; vLLM judges what is no dictionary, or names neither."""
+    if not isinstance(speculative, dict):
+        return False
+    named = speculative.get("method") or speculative.get("model")
+    return named is not None and str(named).strip("[]") not in _WITHOUT_WEIGHTS
 
 
 def _chosen(config: RolloutServerConfig) -> dict[str, Any]:
