@@ -15,6 +15,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from services.protocol.errors import InvalidInput
 from services.protocol.train_batch import ScoredTrajectory, TrainGroup
 from services.trainer.algorithms.advantages.advantages import group_advantages
+from services.trainer.checkpoints.export import export
 from services.trainer.experts.routing import Routing, experts_of
 from services.trainer.model.twin import layers_of
 from tests.batches import GroupBatch
@@ -284,3 +285,22 @@ def test_routers_and_experts_are_found(family) -> None:
     mixtures = [list(experts_of(layer)) for layer in layers_of(causal) or ()]
     assert [len(one) for one in mixtures][-1] == 1
     assert Routing(causal).routers == sum(len(one) for one in mixtures)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_that_chooses_experts_by_more_than_parameters_is_neither_served_nor_exported(
+    rank_groups, model, batch, make_start, tmp_path, family
+) -> None:
+    ranks, start = rank_groups[1], make_start()
+    ranks.load(model(family))
+    (refused,) = ranks.errors("refuse_unsent")
+    ranks.call("start_run", start, 0)
+    ranks.call("train", batch, 0, 1)
+    ranks.call("save", 1)
+    if family == "deepseek_v3":
+        assert "e_score_correction_bias is no parameter" in str(refused)
+        with pytest.raises(InvalidInput, match="e_score_correction_bias is none"):
+            export(Path(start.checkpoint_dir), tmp_path / "exported")
+    else:
+        assert refused is None
+        export(Path(start.checkpoint_dir), tmp_path / "exported")

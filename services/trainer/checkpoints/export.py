@@ -24,6 +24,7 @@ from services.trainer.checkpoints.model_files import FOLDER
 from services.trainer.checkpoints.parameters import CheckpointParameters
 from services.trainer.config import LoraConfig
 from services.trainer.experts.names import CheckpointNames, Part
+from services.trainer.model.blank import checkpoint_buffers
 from services.trainer.model.lora import ADAPTER_PARAMETERS, PEFT_PREFIX
 
 FILE_SIZE = "5GB"
@@ -104,6 +105,9 @@ class _Weights:
         config = AutoConfig.from_pretrained(folder)
         with torch.device("meta"):
             blank = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+        if left_out := checkpoint_buffers(blank):
+            fix = f"Only parameters are exported, and {left_out[0]} is none: use --adapter."
+            raise InvalidInput("model", str(folder), fix)
         wanted = dict(blank.named_parameters())
         missing = wanted.keys() - self._stored.shapes.keys()
         if missing and self._base is None:

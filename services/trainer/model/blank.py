@@ -37,3 +37,14 @@ def blank_model(model: str, dtype: torch.dtype) -> Any:
                 if re.search(pattern, f"{module_name}.{key}") and buffer.is_floating_point():
                     setattr(module, key, buffer.float())
     return causal
+
+
+def checkpoint_buffers(causal: nn.Module) -> list[str]:
+    """Names of numbers in a model's checkpoint that are no parameters, such as the bias by which
+    DeepSeek-V3 and GLM-4-MoE choose experts. Nobody trains them, and no version has them."""
+    return [
+        f"{prefix}.{key}"
+        for prefix, module in causal.named_modules()
+        for key, buffer in module.named_buffers(recurse=False)
+        if key not in module._non_persistent_buffers_set and buffer.is_floating_point()
+    ]

@@ -192,7 +192,9 @@ class TrainerRank:
         device, offload = self._config.device, self._config.offload
         HEARTBEAT.follow(device, steps_on_host=offload == "all")
         HEARTBEAT.enter("loading")
-        return Learner(self._config)
+        learner = Learner(self._config)
+        learner.refuse_unsent()
+        return learner
 
     def _loaded(self) -> "Learner":
         if self._learner is None:
