@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -17,6 +18,7 @@ from services.protocol.reward.grader import Grader, MathsGrader, WeightedGrader
 from services.protocol.reward.reward_service import Score, ScoreJob, Verdict
 from services.reward_service.config import RewardServiceConfig
 from services.reward_service.graders.maths import decide
+from services.reward_service.sandbox.core_queue import CoreQueue
 from services.reward_service.scoring import GRADERS, Scoring
 
 ON_ONE_LOOP = pytest.mark.asyncio(loop_scope="module")
@@ -470,3 +472,35 @@ async def test_a_users_function_takes_a_core_while_it_runs(
     score = await graded(graders, "abc", kind="python", name="length", arguments={"target": 3})
     assert score.reward == 1.0
     assert (free, cores._free) == ([1], 2)
+
+
+@ON_ONE_LOOP
+async def test_a_users_function_that_waits_for_its_place_takes_no_core(
+    graders: Scoring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sandbox, began, may_end = graders.sandbox, asyncio.Event(), asyncio.Event()
+    places = CoreQueue(cores=1, bound_s=math.inf, wait_s=300)
+    monkeypatch.setattr(sandbox, "user_graders", places)
+
+    async def call(*_: Any, **__: Any) -> float:
+        began.set()
+        await may_end.wait()
+        return 1.0
+
+    monkeypatch.setattr(graders.tools._users, "call", call)
+    how = {"kind": "python", "name": "length", "arguments": {"target": 3}}
+    asked = [asyncio.create_task(graded(graders, "abc", **how)) for _ in range(3)]
+    await began.wait()
+    for _ in range(100):  # turns of the loop, many more than the others need
+        await asyncio.sleep(0)
+    assert places.waiting == 2
+    assert (sandbox.cores._free, sandbox.cores.waiting) == (1, 0)
+    assert sandbox.queued_s > 0
+    asked.pop().cancel()
+    impatient = graders.config.model_copy(update={"queue_wait_s": 0.01})
+    monkeypatch.setattr(graders.tools, "config", impatient)
+    late = await graded(graders, "abc", **how)
+    assert (late.verdict, late.detail) == (Verdict.INFRA_ERROR, "no core in 0.01 s")
+    may_end.set()
+    assert [score.reward for score in await asyncio.gather(*asked)] == [1.0, 1.0]
+    assert (places._free, sandbox.cores._free, sandbox.queued_s) == (1, 2, 0)
