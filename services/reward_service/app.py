@@ -59,7 +59,7 @@ class RewardReplica:
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Called by Serve: estimated CPU-seconds of work that wait here."""
-        return {_QUEUED: self._scoring.sandbox.cores.queued_s}
+        return {_QUEUED: self._scoring.sandbox.queued_s}
 
     async def check_health(self) -> None:
         """Called by Serve.

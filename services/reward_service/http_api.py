@@ -107,7 +107,7 @@ def http_api(scoring: Scoring) -> FastAPI:
             "healthy": scoring.healthy,
             "tier": sandbox.tier,
             "landlock_abi": sandbox.landlock_abi,
-            "queued_cpu_s": round(sandbox.cores.queued_s, 3),
+            "queued_cpu_s": round(sandbox.queued_s, 3),
         }
         return AsciiJson(state, status_code=200 if scoring.healthy else 503)
 

@@ -215,9 +215,10 @@ async def test_a_method_with_named_arguments_and_a_prelude(scoring: Scoring) -> 
     code = "class Solution:\n    def plus(self, a: List[int], b: int):\n        return a[0] + b"
     check = "def check(candidate):\n    assert candidate(a = [1], b = 2) == 3\n"
     also = f"{check}    for n in (1, 2):\n        assert Solution().plus([n], n) == 2 * n"
-    for tests in (check, also):
+    future = f"from __future__ import annotations\n{code}"
+    for tests, answer in ((check, code), (also, code), (check, future)):
         grader = {"entry_point": "Solution().plus", "prelude": "from typing import List"}
-        score = await graded(scoring, code, tests, **grader)
+        score = await graded(scoring, answer, tests, **grader)
         assert score.reward == 1.0, score
 
 

@@ -86,3 +86,44 @@ async def test_callers_who_had_their_turn_are_forgotten_though_others_wait() -> 
     assert queue.waiting > 0
     assert len(queue._finished) < 30
     await asyncio.gather(*guests, waiting)
+
+
+async def test_work_that_was_cancelled_costs_its_caller_no_turn() -> None:
+    """Whether it still waits, or its core is free in the moment in which it is cancelled."""
+    queue = CoreQueue(cores=1, bound_s=10_000, wait_s=10)
+    done: list[str] = []
+    async with queue.core("first", 1.0):
+        gone = [asyncio.create_task(work(queue, "back", 1.0, done)) for _ in range(100)]
+        await asyncio.sleep(0)
+        for task in gone[:90]:
+            task.cancel()
+        await asyncio.wait(gone[:90])
+        for task in gone[90:]:
+            task.cancel()
+    await asyncio.wait(gone)
+    assert done == []
+    async with queue.core("first", 1.0):
+        jobs = [asyncio.create_task(work(queue, "other", 1.0, done)) for _ in range(8)]
+        await asyncio.sleep(0)
+        jobs.append(asyncio.create_task(work(queue, "back", 1.0, done)))
+        await asyncio.sleep(0)
+    await asyncio.gather(*jobs)
+    assert done.index("back") <= 1
+    assert queue.queued_s == 0
+
+
+async def test_an_estimate_is_taken_back_once() -> None:
+    queue = CoreQueue(cores=1, bound_s=10_000, wait_s=10)
+    done: list[str] = []
+    async with queue.core("first", 1.0):
+        jobs = [asyncio.create_task(work(queue, "back", 1.0, done)) for _ in range(8)]
+        jobs += [asyncio.create_task(work(queue, "other", 1.0, done)) for _ in range(8)]
+        await asyncio.sleep(0)
+        for task in jobs[4:8]:
+            task.cancel()
+        await asyncio.wait(jobs[4:8])
+        jobs.append(asyncio.create_task(work(queue, "back", 1.0, done)))
+        await asyncio.sleep(0)
+    await asyncio.gather(*jobs, return_exceptions=True)
+    assert done[:8].count("back") == 4
+    assert done[8:].count("back") == 1

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.reward_service.graders.code import blocks, extract_code
+from services.reward_service.graders.code import blocks, extract_code, with_prelude
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,49 @@ def test_the_last_fenced_block_or_else_the_whole_answer_is_the_code(
     completion: str, code: str
 ) -> None:
     assert extract_code(completion) == code
+
+
+@pytest.mark.parametrize(
+    ("completion", "code"),
+    [
+        ("1. x\n   ```python\n   print(1)\n   ```", "print(1)\n"),
+        ("  ```py\n  if a:\n\n \n    b\r\n  ```", "if a:\n\n \n  b\r\n"),
+        (" ~~~\n   unclosed", "  unclosed"),
+        ("  ```py\n    if a:\n   b\n```", "  if a:\n b\n"),
+        ("   ```py\nif a:\n    b\n   ```", "if a:\n    b\n"),
+        ("  ```py\n    a\n b\n  ```", "    a\n b\n"),
+        ("```py\n  a\n```", "  a\n"),
+    ],
+)
+def test_the_indent_of_a_fence_is_removed_from_its_lines_where_all_have_it(
+    completion: str, code: str
+) -> None:
+    assert extract_code(completion) == code
+
+
+@pytest.mark.parametrize(
+    "beginning",
+    [
+        "",
+        "# comment\r\n\n",
+        '"""text of "two"\nlines"""\n',
+        "r'a\\'b'  # text\n",
+        "from __future__ import division\r\n",
+        "from __future__ import (  # some\n    division,\n    generators,\n)\n\n# more\n",
+        "from __future__ import division as d, generators; ",
+    ],
+)
+def test_imports_from_the_future_stay_before_a_prelude(beginning: str) -> None:
+    code = f"{beginning}from __future__ import annotations  # a; b\nf: Never = 1\nprint(x)\n"
+    for one in (code, code.replace("  # a; b\nf", "; f")):
+        compile(with_prelude(one, "from __future__ import annotations\nx = 1"), "answer", "exec")
+
+
+@pytest.mark.parametrize(
+    "code", ["x = 1", "", "import os\nx = 1", "s = '''\nfrom __future__ import annotations\n'''"]
+)
+def test_a_prelude_stands_first_where_nothing_is_imported_from_the_future(code: str) -> None:
+    assert with_prelude(code, "y = 2") == f"y = 2\n{code}"
 
 
 @pytest.mark.parametrize("completion", ["", " \n\t", "```python\n```", "text\n```\n\n```"])
@@ -75,7 +118,9 @@ texts = st.text(alphabet="`~\n pyx<think>/\r", max_size=200)
 def test_code_is_a_part_of_the_answer_and_the_same_each_time(completion: str) -> None:
     code = extract_code(completion)
     assert code == extract_code(completion)
-    assert code is None or (code in completion and code.strip())
+    if code is not None:  # but for the indent of a fence
+        assert code.strip()
+        assert code.replace(" ", "") in completion.replace(" ", "")
 
 
 @given(texts, st.integers(3, 6))

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -17,6 +18,7 @@ from services.protocol.reward.grader import Grader, MathsGrader, WeightedGrader
 from services.protocol.reward.reward_service import Score, ScoreJob, Verdict
 from services.reward_service.config import RewardServiceConfig
 from services.reward_service.graders.maths import decide
+from services.reward_service.sandbox.core_queue import CoreQueue
 from services.reward_service.scoring import GRADERS, Scoring
 
 ON_ONE_LOOP = pytest.mark.asyncio(loop_scope="module")
@@ -200,6 +202,41 @@ async def test_a_form_is_all_that_is_asked_for(
         (r"\boxed{2,1}", "1,2", True, True),
         (r"\boxed{\{1,2\}}", "1,2", True, True),
         (r"\boxed{x=1,x=2}", "1,2", True, False),
+        # Scientific notation is exact, however small the number is.
+        (r"\boxed{6.626 \times 10^{-34}}", "6.626e-34", True, True),
+        (r"\boxed{6.02e23}", r"6.02 \times 10^{23}", True, True),
+        (r"\boxed{6.02 \cdot 10^{23}}", "6.02e23", True, True),
+        (r"\boxed{-10^{-5}}", "-1e-05", True, True),
+        (r"\boxed{.5×10^3}", "5e2", True, True),
+        (r"\boxed{10^{2}}", "100", True, False),
+        (r"\boxed{4.2\times 10^1}", "42", True, False),
+        (r"\boxed{1e2}", "100", True, True),
+        (r"\boxed{\frac{2}{10^{5}}}", "2e-05", True, False),
+        (r"\boxed{6e}", "2e3", False, False),
+        (r"\boxed{9.1\times 10^{-31}}", r"6.626 \times 10^{-34}", False, False),
+        (r"\boxed{9\times 10^{-8}}", "0.00000015", False, False),
+        # Small numbers differ, too, and so do those in lists and equations.
+        (r"\boxed{2^{-100}}", "2^{-99}", False, False),
+        (r"\boxed{\frac{1}{51!}}", r"\frac{1}{52!}", False, False),
+        (r"\boxed{\frac{1}{52!}}", r"\frac{1}{52!}", True, True),
+        (r"\boxed{\frac{1}{52!}}", "0", False, False),
+        (r"\boxed{x=2^{-100}}", "2^{-99}", False, False),
+        (r"\boxed{x=2^{-100}}", "x=2^{-99}", False, False),
+        (r"\boxed{(1,2^{-100})}", "(1,2^{-99})", False, False),
+        (r"\boxed{\{2^{-100},1\}}", r"\{1,2^{-99}\}", False, False),
+        (r"\boxed{\{2^{-99},1\}}", r"\{1,2^{-99}\}", True, True),
+        (r"\boxed{x<2^{-100}}", "x<2^{-99}", False, False),
+        (r"\boxed{[0,2^{-100}]}", "[0,2^{-99}]", False, False),
+        (
+            r"\boxed{\begin{pmatrix}2^{-100}\end{pmatrix}}",
+            r"\begin{pmatrix}2^{-99}\end{pmatrix}",
+            False,
+            False,
+        ),
+        (r"\boxed{2^{-100}i}", "2^{-99}i", False, False),
+        (r"\boxed{0.00000009}", r"\sqrt{2}\cdot 10^{-7}", False, False),
+        (r"\boxed{0.141421}", r"\frac{\sqrt{2}}{10}", True, True),
+        (r"\boxed{\sqrt{2}+\sqrt{3}-\sqrt{5+2\sqrt{6}}}", "0", True, False),
     ],
 )
 async def test_maths_is_exact_then_numeric_then_symbolic(
@@ -435,3 +472,35 @@ async def test_a_users_function_takes_a_core_while_it_runs(
     score = await graded(graders, "abc", kind="python", name="length", arguments={"target": 3})
     assert score.reward == 1.0
     assert (free, cores._free) == ([1], 2)
+
+
+@ON_ONE_LOOP
+async def test_a_users_function_that_waits_for_its_place_takes_no_core(
+    graders: Scoring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sandbox, began, may_end = graders.sandbox, asyncio.Event(), asyncio.Event()
+    places = CoreQueue(cores=1, bound_s=math.inf, wait_s=300)
+    monkeypatch.setattr(sandbox, "user_graders", places)
+
+    async def call(*_: Any, **__: Any) -> float:
+        began.set()
+        await may_end.wait()
+        return 1.0
+
+    monkeypatch.setattr(graders.tools._users, "call", call)
+    how = {"kind": "python", "name": "length", "arguments": {"target": 3}}
+    asked = [asyncio.create_task(graded(graders, "abc", **how)) for _ in range(3)]
+    await began.wait()
+    for _ in range(100):  # turns of the loop, many more than the others need
+        await asyncio.sleep(0)
+    assert places.waiting == 2
+    assert (sandbox.cores._free, sandbox.cores.waiting) == (1, 0)
+    assert sandbox.queued_s > 0
+    asked.pop().cancel()
+    impatient = graders.config.model_copy(update={"queue_wait_s": 0.01})
+    monkeypatch.setattr(graders.tools, "config", impatient)
+    late = await graded(graders, "abc", **how)
+    assert (late.verdict, late.detail) == (Verdict.INFRA_ERROR, "no core in 0.01 s")
+    may_end.set()
+    assert [score.reward for score in await asyncio.gather(*asked)] == [1.0, 1.0]
+    assert (places._free, sandbox.cores._free, sandbox.queued_s) == (1, 2, 0)

@@ -19,8 +19,17 @@ from services.reward_service.languages import Language, languages
 from services.reward_service.off_loop import off_loop
 
 AnyCode = CodeGrader | PythonFunctionGrader | PythonStdioGrader | PythonAssertsGrader
-_FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,})([^\n]*)\n?", re.MULTILINE)
+_FENCE = re.compile(r"^( {0,3})(`{3,}|~{3,})([^\n]*)\n?", re.MULTILINE)
 _OPEN, _CLOSE = "<think>", "</think>"
+_END = r"[ \t\r\f]*+(?:#[^\n]*+)?(?:\n|\Z)"
+_FUTURE_IMPORTS = re.compile(
+    rf"(?:{_END}(?!\Z))*+"  # lines without code
+    rf"(?:[rRuU]?(?>(\"{{3}}|'{{3}}|[\"'])(?:[^\\]|\\.)*?\1){_END})?+"  # the docstring
+    rf"(?:(?!\Z){_END}|from[ \t]++__future__[ \t]++import\b(?:[ \t]*+\([^()]*+\)|[\w \t,]++)"
+    rf"(?:[ \t]*+;[ \t]*+|{_END}))*+",
+    re.DOTALL,
+)
+"""The beginning of a Python program up to the last place where it may import from the future."""
 
 
 async def grade_code(completion: str, grader: AnyCode, tools: Tools) -> Score:
@@ -52,10 +61,27 @@ async def grade_code(completion: str, grader: AnyCode, tools: Tools) -> Score:
 
 async def _source_of(completion: str, spec: CodeGrader, language: Language) -> str | None:
     """What runs of an answer, None if it has no code."""
-    code = await off_loop(
-        len(completion), extract_code, completion, spec.template, tags=language.tags
-    )
-    return f"{spec.prelude}\n{code}" if code is not None and spec.prelude else code
+    return await off_loop(len(completion), _source_in, completion, spec, language)
+
+
+def _source_in(completion: str, spec: CodeGrader, language: Language) -> str | None:
+    code = extract_code(completion, spec.template, tags=language.tags)
+    if code is None or not spec.prelude:
+        return code
+    if language.name == "python":
+        return with_prelude(code, spec.prelude)
+    return f"{spec.prelude}\n{code}"
+
+
+def with_prelude(code: str, prelude: str) -> str:
+    """A Python program with other source before it, but for its imports from `__future__`.
+
+    No other statement may stand before these. Takes linear time.
+    """
+    beginning = _FUTURE_IMPORTS.match(code)
+    if beginning is None or "__future__" not in beginning[0]:
+        return f"{prelude}\n{code}"
+    return f"{beginning[0]}\n{prelude}\n{code[beginning.end() :]}"
 
 
 def extract_code(
@@ -70,7 +96,9 @@ def extract_code(
     2. With a template the whole of what is left takes the place of `{completion}`.
     3. Fenced blocks are found line by line: a line of at most three spaces, then three or more
        backticks or tildes, and a tag, opens one; a line with at least as many of the same closes
-       it. An unclosed fence reaches to the end. What stands inside a block opens nothing.
+       it. An unclosed fence reaches to the end. What stands inside a block opens nothing. The
+       spaces before the opening fence are removed from its lines, if all that are not blank
+       begin with them.
     4. Of several blocks the last counts among those tagged with the language; if there are none,
        among those without a tag; if there are none, among all.
     5. Without any fence all that is left is the code.
@@ -104,7 +132,7 @@ class Block:
 
     Attributes:
         tag: first word after the fence, in small letters.
-        text: the lines inside.
+        text: the lines inside, without the indent of the fence.
         closed: false if the answer ended first.
     """
 
@@ -116,17 +144,31 @@ class Block:
 def blocks(answer: str) -> list[Block]:
     """All fenced blocks, in order; takes linear time."""
     found: list[Block] = []
-    fence, tag, start = "", "", 0
+    indent, fence, tag, start = "", "", "", 0
     for match in _FENCE.finditer(answer):
         if not fence:
-            if not (match[1][0] == "`" and "`" in match[2]):
-                fence, tag, start = match[1], _first_word(match[2]), match.end()
-        elif match[1].startswith(fence) and not match[2].strip():
-            found.append(Block(tag=tag, text=answer[start : match.start()], closed=True))
+            if not (match[2][0] == "`" and "`" in match[3]):
+                indent, fence = match[1], match[2]
+                tag, start = _first_word(match[3]), match.end()
+        elif match[2].startswith(fence) and not match[3].strip():
+            text = _dedented(answer[start : match.start()], indent)
+            found.append(Block(tag=tag, text=text, closed=True))
             fence = ""
     if fence:
-        found.append(Block(tag=tag, text=answer[start:], closed=False))
+        found.append(Block(tag=tag, text=_dedented(answer[start:], indent), closed=False))
     return found
+
+
+def _dedented(text: str, indent: str) -> str:
+    """A block's text without the indent of its fence, as CommonMark 0.31 has it (4.5).
+
+    CommonMark also shortens lines of a smaller indent. Here one such line keeps the text as it is:
+    then the fence alone is indented, and the indent of the other lines is the code's own.
+    """
+    lines = text.split("\n")
+    if not indent or any(line.strip() and not line.startswith(indent) for line in lines):
+        return text
+    return "\n".join(line.removeprefix(indent) for line in lines)
 
 
 def _first_word(text: str) -> str:

@@ -8,6 +8,7 @@ from services.reward_service.graders.code import without_thinking
 from services.reward_service.graders.numbers import (
     are_side_by_side,
     brackets,
+    is_not_expanded,
     is_reduced,
     last_boxed,
     number,
@@ -68,7 +69,10 @@ def decide(answer: str, expected: list[str], *, strict: bool) -> bool | None:
     if value is None and are_side_by_side(answer):
         return False  # algebra would take two numbers for a mixed one, or for a product
     wanted = [number(text) for text in expected]
-    if value is not None and any(value == one for one in wanted):
+    if value is not None and any(
+        value == one and not (strict and is_not_expanded(answer, text))
+        for one, text in zip(wanted, expected, strict=True)
+    ):
         return True
     if all(one is not None for one in wanted) and (strict or value is not None):
         return False  # two numbers that differ; or, strictly, something else than a number

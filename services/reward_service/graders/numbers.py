@@ -10,6 +10,9 @@ _DECIMAL = re.compile(rf"{_SIGNED}(\d+(\.\d*)?|\.\d+)(e{_SIGNED}\d{{1,3}})?", re
 _SLASH = re.compile(rf"({_SIGNED}\d+)\s*/\s*(\d+)")
 _MIXED = re.compile(rf"({_SIGNED})(\d+) (\d+)/(\d+)")
 _FRAC = re.compile(r"([-+]?)\\[dt]?frac(?:\{([-+]?\d+)\}| ?(\d))(?:\{(\d+)\}| ?(\d))")
+_SCIENTIFIC = re.compile(
+    r"([-+]?)(?:(\d+(?:\.\d*)?|\.\d+)(?:\\times|\\cdot|×))?10\^(?:\{([-+]?\d{1,3})\}|(\d))"
+)
 _SIDE_BY_SIDE = re.compile(rf"{_SIGNED}[\d.,/]+( {_SIGNED}[\d.,/]+)+%?")
 _SPACES = (r"\left", r"\right", r"\,", r"\;", r"\:", r"\ ", "$", "~")
 _NO_SPACE = r"\!"
@@ -40,7 +43,7 @@ def number(text: str) -> Fraction | None:
     """The exact value of a number literal, None for anything else.
 
     Known are integers, decimals, groups of three digits after commas or spaces, `a/b`, mixed
-    numbers, LaTeX fractions and per cent.
+    numbers, LaTeX fractions, scientific notation and per cent.
     """
     is_list = _LIST_SPACE.search(_spaced(text)) is not None
     text = plain(text)
@@ -56,6 +59,9 @@ def number(text: str) -> Fraction | None:
     if mixed := _MIXED.fullmatch(text):
         whole, part, of = (int(mixed[group]) for group in (2, 3, 4))
         return (-1 if mixed[1] == "-" else 1) * (whole + Fraction(part, of)) if of else None
+    if scientific := _SCIENTIFIC.fullmatch(text):
+        sign, mantissa, exponent, digit = scientific.groups()
+        return Fraction(f"{sign}{mantissa or 1}") * Fraction(10) ** int(exponent or digit)
     parts = _ratio(text)
     if parts is None or parts[1] == 0:
         return None
@@ -66,6 +72,23 @@ def is_reduced(text: str) -> bool:
     """Whether a number literal is in lowest terms; true for all that is no fraction."""
     parts = _ratio(plain(text))
     return parts is None or (parts[1] != 1 and math.gcd(*parts) == 1)
+
+
+def is_not_expanded(answer: str, expected: str) -> bool:
+    r"""Whether an answer is an integer in scientific notation, such as `4.2\cdot 10^1`, and the
+    expected number is not in that notation."""
+    value = number(answer)
+    if value is None or value.denominator != 1 or _SCIENTIFIC.fullmatch(plain(answer)) is None:
+        return False
+    return _SCIENTIFIC.fullmatch(plain(expected)) is None and in_latex(expected) == expected
+
+
+def in_latex(text: str) -> str:
+    r"""A decimal such as `2e-5` as `2\times 10^{-5}`, where no `e` is Euler's number."""
+    decimal = _DECIMAL.fullmatch(plain(text)) if len(text) <= _MAX_CHARACTERS else None
+    if decimal is None or decimal[3] is None:
+        return text
+    return rf"{decimal[0].removesuffix(decimal[3])}\times 10^{{{int(decimal[3][1:])}}}"
 
 
 def are_side_by_side(text: str) -> bool:

@@ -9,6 +9,8 @@ import re
 import resource
 from typing import Any
 
+from services.reward_service.graders.numbers import in_latex
+
 _MEMORY_BYTES = 2 << 30
 _ARITHMETIC = re.compile(
     r"(?:[\d\s.+\-*/^(){}!]|\\(?:[dt]?frac|cdot|times|div|sqrt|left|right)(?![A-Za-z]))+"
@@ -16,6 +18,11 @@ _ARITHMETIC = re.compile(
 _DECIMAL = re.compile(r"[-+]?\d*\.(\d+)")
 _EXACT = 1e-9
 """The share of a number that evaluating it may lose."""
+_ROUNDED = 1e-3
+"""The share of a number that it may lose where `math-verify` rounds it to six decimal places."""
+_SMALL = 1e-6
+"""The largest difference that `math-verify` may overlook, however small the numbers are: it rounds
+decimals to six places, and takes other expressions for equal that differ by less than 1e-15."""
 
 
 def same(arguments: dict[str, Any]) -> dict[str, bool]:
@@ -36,6 +43,8 @@ def same(arguments: dict[str, Any]) -> dict[str, bool]:
     for text in arguments["expected"]:
         expected = parse(_boxed(text), **options)
         if verify(expected, answer, timeout_seconds=None, raise_on_error=False):
+            if answer and expected and _are_small_and_differ(answer[0], expected[0]):
+                continue
             return {"equal": True, "simplified": _is_simplified(answer, expected)}
     return {"equal": False, "simplified": False}
 
@@ -51,7 +60,7 @@ def prepare() -> None:
 
 
 def _boxed(text: str) -> str:
-    return rf"\boxed{{{text}}}"
+    return rf"\boxed{{{in_latex(text)}}}"
 
 
 def _is_false(text: str, options: dict[str, Any]) -> bool:
@@ -79,6 +88,47 @@ def _differ(one: Any, other: Any, rounded: float) -> bool:
         return not abs((one - other).evalf()) <= allowed
     except TypeError:  # one of them is no number after all, such as 1/0
         return True
+
+
+def _are_small_and_differ(mine: Any, theirs: Any) -> bool:
+    """Whether two values that are equal to `math-verify` are so only because their numbers are
+    small: these differ by much in proportion to their size."""
+    import sympy
+
+    ordered = not isinstance(theirs, sympy.FiniteSet)
+    decimal = any(hasattr(one, "has") and one.has(sympy.Float) for one in (mine, theirs))
+    share = _ROUNDED if decimal else _EXACT
+    try:
+        ours, wanted = _numbers(mine, ordered=ordered), _numbers(theirs, ordered=ordered)
+        return len(ours) == len(wanted) and any(
+            share * abs(other) < abs(one - other) <= _SMALL
+            for one, other in zip(ours, wanted, strict=True)
+        )
+    except (ArithmeticError, AttributeError, RuntimeError, TypeError, ValueError):
+        return False  # some have no value, such as 1/0, or none to 15 digits, such as 0 as a sum
+
+
+def _numbers(expression: Any, *, ordered: bool) -> list[Any]:
+    """The values in a number, list, set, matrix, interval or relation, in the order in which
+    `math-verify` compares them; of an equation those on its last side."""
+    import sympy
+
+    if isinstance(expression, sympy.And):  # such as `x = 1 = 2`
+        expression = getattr(expression, "_unsorted_args", expression.args)[-1]
+    if isinstance(expression, sympy.Eq):
+        expression = expression.rhs
+    if getattr(expression, "is_number", False):
+        return [expression.evalf(strict=True)]
+    if isinstance(expression, sympy.FiniteSet) and ordered:
+        parts = getattr(expression, "_unsorted_args", expression.args)
+    elif isinstance(expression, sympy.MatrixBase):
+        parts = expression.flat()
+    elif isinstance(expression, sympy.Tuple | sympy.Set | sympy.core.relational.Relational):
+        parts = expression.args
+    else:
+        parts = ()
+    found = [value for part in parts for value in _numbers(part, ordered=ordered)]
+    return found if ordered else sorted(found, key=lambda value: value.as_real_imag())
 
 
 def _is_simplified(answer: list[Any], expected: list[Any]) -> bool:

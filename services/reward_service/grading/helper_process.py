@@ -49,14 +49,14 @@ class CallFailed(RuntimeError):
 class HelperProcess:
     """Calls functions by name; see `services.reward_service.grading.helper_main` for what it runs.
 
+    All calls run at once: who calls it bounds how many there are.
+
     Args:
         modules: what it imports, or calls, before the first call.
-        concurrency: calls at a time; more wait.
     """
 
-    def __init__(self, modules: list[str], *, concurrency: int) -> None:
+    def __init__(self, modules: list[str]) -> None:
         self._modules = modules
-        self._free = asyncio.Semaphore(concurrency)
         self._starting = asyncio.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: Control | None = None
@@ -72,9 +72,8 @@ class HelperProcess:
             HelperFailed: the helper could not start, or is gone.
         """
         request = json.dumps({"function": function, "arguments": arguments}).encode()
-        async with self._free:
-            helper = await self._start()
-            reply = await self._exchange(request, timeout_s)
+        helper = await self._start()
+        reply = await self._exchange(request, timeout_s)
         if not reply:
             if helper.poll() is not None:
                 raise HelperFailed("the helper is gone")  # and its children with it

@@ -15,6 +15,7 @@ from services.reward_service.config import RewardServiceConfig
 from services.reward_service.grading.helper_process import HelperProcess
 from services.reward_service.grading.judges import Judges
 from services.reward_service.grading.test_sets import TestSets
+from services.reward_service.sandbox.core_queue import QueueFull
 from services.reward_service.sandbox.language_check import LanguageCheck
 from services.reward_service.sandbox.sandbox import Sandbox
 
@@ -66,8 +67,8 @@ class Tools:
         self.failures_in_a_row = 0
         own = [place.partition(":")[0] for place in config.graders.values()]
         users = ["services.reward_service.graders.user_graders", *config.grader_modules, *own]
-        self._helper = HelperProcess([_PREPARE_MATHS], concurrency=config.slots)
-        self._users = HelperProcess(users, concurrency=config.user_grader_processes)
+        self._helper = HelperProcess([_PREPARE_MATHS])
+        self._users = HelperProcess(users)
         self._http: aiohttp.ClientSession | None = None
 
     async def call_helper(
@@ -79,10 +80,18 @@ class Tools:
             HelperTimeout: it was killed at its deadline.
             CallFailed: it raised or died on these arguments.
             HelperFailed: the helper could not start, or is gone.
-            QueueFull: no core became free in time.
+            QueueFull: no place of users' graders, or no core, became free in time.
         """
         helper = self._users if of_user else self._helper
-        async with self.sandbox.cores.core(function, _HELPER_CPU_S):
+        queues = [self.sandbox.user_graders] if of_user else []
+        wait_s = self.config.queue_wait_s
+        async with contextlib.AsyncExitStack() as held:
+            try:
+                async with asyncio.timeout(wait_s):  # together
+                    for queue in (*queues, self.sandbox.cores):
+                        await held.enter_async_context(queue.core(function, _HELPER_CPU_S))
+            except TimeoutError:
+                raise QueueFull(f"no core in {wait_s:g} s") from None
             return await helper.call(function, arguments, timeout_s=timeout_s)
 
     async def http(self) -> aiohttp.ClientSession:

@@ -33,6 +33,8 @@ class _Waiter(NamedTuple):
     finish: float
     number: int
     kind: str
+    who: str
+    estimate_s: float
     since: float
     granted: asyncio.Future[None]
 
@@ -126,7 +128,8 @@ class CoreQueue:
         finish = max(self._now, self._finished.get(who, 0.0)) + estimate_s
         self._finished[who] = finish
         granted = asyncio.get_running_loop().create_future()
-        waiter = _Waiter(finish, next(self._numbers), kind, time.monotonic(), granted)
+        number, since = next(self._numbers), time.monotonic()
+        waiter = _Waiter(finish, number, kind, who, estimate_s, since, granted)
         heapq.heappush(self._waiting, waiter)
         self.revise(kind, estimate_s)
         self._kinds.setdefault(kind, _Kind(estimate_s)).waiting += 1
@@ -145,18 +148,26 @@ class CoreQueue:
     def _give_up(self, waiter: _Waiter) -> None:
         if waiter.granted.done() and not waiter.granted.cancelled():
             self._free += 1  # it was granted in the same moment
+            self._take_back(waiter)
             self._grant()
             return
         if waiter in self._waiting:
             self._waiting.remove(waiter)
             heapq.heapify(self._waiting)
+            self._take_back(waiter)
             self._left(waiter.kind)
+
+    def _take_back(self, waiter: _Waiter) -> None:
+        """Its caller's next work need not wait for work that is not done."""
+        if waiter.who in self._finished:
+            self._finished[waiter.who] -= waiter.estimate_s
 
     def _grant(self) -> None:
         while self._free and self._waiting:
             waiter = heapq.heappop(self._waiting)
             self._left(waiter.kind)
             if waiter.granted.cancelled():  # and has not come to say so yet
+                self._take_back(waiter)
                 continue
             self._free -= 1
             self._now = waiter.finish

@@ -223,7 +223,16 @@ def _machine_is_contended() -> bool:
 
 
 class Sandbox:
-    """Lends workers, one answer each."""
+    """Lends workers, one answer each.
+
+    Attributes:
+        tier: of its jails, once it is started.
+        landlock_abi: of the kernel, once it is started.
+        compiler: of answers, once it is started.
+        cores: for all work; each worker, and each call of a helper process, holds one.
+        user_graders: places for calls of users' graders, which take one before they wait for a
+            core, so that no call holds a core while it waits for its place.
+    """
 
     def __init__(self, config: RewardServiceConfig) -> None:
         self.tier: Tier | None = None
@@ -234,6 +243,9 @@ class Sandbox:
         self._idle: list[SandboxWorker] = []
         self.cores = CoreQueue(
             cores=config.slots, bound_s=config.queue_cpu_s, wait_s=config.queue_wait_s
+        )
+        self.user_graders = CoreQueue(
+            cores=config.user_grader_processes, bound_s=math.inf, wait_s=config.queue_wait_s
         )
 
     async def start(self) -> None:
@@ -259,9 +271,9 @@ class Sandbox:
                 raise InvalidInput("slots", self._config.slots, f"One failed: {error}.") from None
         self.landlock_abi = self._workers[0].answers.landlock_abi
         RewardMetrics.tier.set(1.0, {"tier": str(self.tier)})
-        RewardMetrics.queue.follow(lambda: self.cores.waiting)
-        RewardMetrics.queued_cpu.follow(lambda: self.cores.queued_s)
-        RewardMetrics.queue_age.follow(lambda: self.cores.age_s)
+        RewardMetrics.queue.follow(lambda: self.cores.waiting + self.user_graders.waiting)
+        RewardMetrics.queued_cpu.follow(lambda: self.queued_s)
+        RewardMetrics.queue_age.follow(lambda: max(self.cores.age_s, self.user_graders.age_s))
         _log.info(
             "sandbox_started",
             tier=self.tier,
@@ -269,6 +281,11 @@ class Sandbox:
             slots=len(self._workers),
             landlock_abi=self.landlock_abi,
         )
+
+    @property
+    def queued_s(self) -> float:
+        """Estimated CPU-seconds of all work that waits."""
+        return self.cores.queued_s + self.user_graders.queued_s
 
     @asynccontextmanager
     async def worker(self, kind: str, estimate_s: float) -> AsyncIterator[SandboxWorker]:

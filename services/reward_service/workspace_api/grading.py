@@ -88,7 +88,7 @@ class Grading:
         if how.grader is not None and how.path is not None:
             return await self._of_file(workspace, how.path, how.grader)
         try:
-            archive, _ = await workspace.contents(_TAR_FACTOR * workspace.spec.disk_mb << 20)
+            archive = await workspace.archive(".", _TAR_FACTOR * workspace.spec.disk_mb << 20)
         except InvalidInput as problem:  # it holds more than it may, or what no tar can
             reason = f"its files cannot be taken: {problem.fix}"
             return replace(Score.failed(Verdict.OUTPUT_LIMIT, reason), total=len(how.tests))

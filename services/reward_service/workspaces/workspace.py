@@ -139,13 +139,17 @@ class Workspace:
         """
         return await self._call("read", lambda: self._files.read(path, max_bytes))
 
-    async def archive(self, path: str) -> bytes:
+    async def archive(self, path: str, max_bytes: int | None = None) -> bytes:
         """A folder or file as a tar.
+
+        Args:
+            path: `.` for all files.
+            max_bytes: of the tar; by default those of any other transfer.
 
         Raises:
             InvalidInput: there is none (`NoSuchFile`), or it is too large.
         """
-        return await self._call("archive", lambda: self._files.archive(path))
+        return await self._call("archive", lambda: self._files.archive(path, max_bytes))
 
     async def list(self, path: str) -> list[FileEntry]:
         """The entries of a folder, or of a file.

@@ -13,6 +13,7 @@ from services.reward_service.workspace_api.grading import Grading, of_a_file
 from services.reward_service.workspace_api.trial_run import judged
 from services.reward_service.workspaces.config import WorkspacesConfig
 from services.reward_service.workspaces.errors import WorkspaceFault
+from services.reward_service.workspaces.running import programs
 from tests.reward_service.workspace_api.conftest import FakeReward, Replica, opened
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -109,6 +110,16 @@ async def test_no_test_sees_what_another_one_did(replica: Replica) -> None:
     alone = {"argv": ["python3", "main.py"], "expected": "False"}
     score = await score_of(replica, {"main.py": counting}, tests=[alone] * 3, policy="fraction")
     assert score["passed"] == 3
+
+
+async def test_a_workspace_that_ran_many_cells_is_graded_all_the_same(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(programs, "_MAX_CELLS_BYTES", 0)
+    path = await opened(replica.http, files={"sums.py": SUMS})
+    ran = await replica.http.post(f"{path}/python", json={"code": "x = 1"})
+    assert ran.json()["status"] == "ok"
+    assert (await graded(replica, path, tests=[GOOD]))["verdict"] == "accepted"
 
 
 async def test_nothing_that_a_program_left_running_is_in_the_copy(replica: Replica) -> None:
