@@ -249,7 +249,7 @@ class RunMetrics:
     staleness_bound = _gauge("run_staleness_bound", "Largest staleness that is allowed", "run")
     disk_free = _gauge("run_disk_free_bytes", "Free bytes where the run directory is", "run")
     observer_failures = _counter("run_observer_failures", "Events not taken in", "run", "observer")
-    in_flight = _gauge("run_groups_in_flight", "Groups open and in no batch yet", "run")
+    in_flight = _gauge("run_groups_in_flight", "Groups open or being trained; 0 after it", "run")
     paused = _gauge("run_paused", "1 while the run is paused, else 0", "run")
     wanted_replicas = _gauge(
         "run_replicas_wanted", "Rollout replicas that there is work for", "run"
