@@ -182,6 +182,7 @@ class BusMetrics:
     canary_gap = _gauge("bus_canary_gap", "Largest logprob gap to the trainer, nats", "replica")
     canary_mean_gap = _gauge("bus_canary_mean_gap", "Mean of these gaps, nats", "replica")
     canary_shifts = _counter("bus_canary_shifts", "Canary gaps that grew and were taken as good")
+    lent = _gauge("bus_lent_replicas", "Replicas whose devices a trainer has for its turn")
     canary_unmoved = _counter("bus_canary_unmoved", "Commits that changed no output", "replica")
     canary_missed = _counter("bus_canary_missed", "Canaries without an answer", "replica")
     sent_bytes = _counter("bus_sent_bytes", "Weight bytes sent over links", "replica")
