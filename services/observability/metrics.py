@@ -55,6 +55,12 @@ class Gauge:
         with self._lock:
             self._last.pop(tuple(sorted(tags.items())), None)
 
+    def keep_only(self, tags: Mapping[str, str]) -> None:
+        """Let every series disappear that does not have these tags."""
+        kept = set(tags.items())
+        with self._lock:
+            self._last = {key: value for key, value in self._last.items() if kept <= set(key)}
+
     def follow(self, read: Callable[[], float]) -> None:
         """Ask for the value at every refresh, in a thread of its own, from now on.
 
@@ -176,13 +182,13 @@ class BusMetrics:
     newest_version = _gauge("bus_newest_version", "Highest version published")
     replica_version = _gauge("bus_replica_version", "Version a replica serves", "replica")
     leased = _gauge("bus_leased_replicas", "Replicas that may be given work")
+    lent = _gauge("bus_lent_replicas", "Replicas whose devices a trainer has for its turn")
     push = _seconds("bus_push_seconds", "Publish to commit, per replica", "replica")
     lease = _seconds("bus_lease_seconds", "Registration to first lease", "replica")
     paused = _seconds("bus_paused_seconds", "Generation stopped for a commit", "replica")
     canary_gap = _gauge("bus_canary_gap", "Largest logprob gap to the trainer, nats", "replica")
     canary_mean_gap = _gauge("bus_canary_mean_gap", "Mean of these gaps, nats", "replica")
     canary_shifts = _counter("bus_canary_shifts", "Canary gaps that grew and were taken as good")
-    lent = _gauge("bus_lent_replicas", "Replicas whose devices a trainer has for its turn")
     canary_unmoved = _counter("bus_canary_unmoved", "Commits that changed no output", "replica")
     canary_missed = _counter("bus_canary_missed", "Canaries without an answer", "replica")
     sent_bytes = _counter("bus_sent_bytes", "Weight bytes sent over links", "replica")
