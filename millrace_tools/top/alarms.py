@@ -19,8 +19,9 @@ def alarms(look: Snapshot) -> list[str]:
 def _alarms(look: Snapshot) -> Iterator[str]:
     for source, why in look.absent.items():
         yield f"{source}: {why}"
+    lent = any(one.state == ReplicaState.LENT for one in look.replicas)
     for run in look.runs:
-        yield from _of_run(run)
+        yield from _of_run(run, lent=lent)
     for one in look.replicas:
         if one.state in _UNHEALTHY:
             yield f"{one.replica_id} is {one.state}: {one.error or 'no reason known'}"
@@ -31,7 +32,7 @@ def _alarms(look: Snapshot) -> Iterator[str]:
         yield from _of_rewards(look.rewards)
 
 
-def _of_run(run: RunStatus) -> Iterator[str]:
+def _of_run(run: RunStatus, *, lent: bool) -> Iterator[str]:
     if run.state in (RunState.FAILED, RunState.RECOVERING, RunState.DISK_FULL):
         yield f"{run.run_id} is {run.state}: {run.detail}"
     counts = run.ledger.model_dump()
@@ -42,7 +43,7 @@ def _of_run(run: RunStatus) -> Iterator[str]:
             yield f"{run.run_id}: {run.heldout_problem}"
         for one in run.findings:
             yield f"{run.run_id}: {one.text}"
-        if not run.live_replicas:
+        if not run.live_replicas and not lent:  # else it is the trainer's turn
             yield f"{run.run_id} has no replica with a lease"
 
 

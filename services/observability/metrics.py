@@ -55,6 +55,12 @@ class Gauge:
         with self._lock:
             self._last.pop(tuple(sorted(tags.items())), None)
 
+    def keep_only(self, tags: Mapping[str, str]) -> None:
+        """Let every series disappear that does not have these tags."""
+        kept = set(tags.items())
+        with self._lock:
+            self._last = {key: value for key, value in self._last.items() if kept <= set(key)}
+
     def follow(self, read: Callable[[], float]) -> None:
         """Ask for the value at every refresh, in a thread of its own, from now on.
 
@@ -176,6 +182,7 @@ class BusMetrics:
     newest_version = _gauge("bus_newest_version", "Highest version published")
     replica_version = _gauge("bus_replica_version", "Version a replica serves", "replica")
     leased = _gauge("bus_leased_replicas", "Replicas that may be given work")
+    lent = _gauge("bus_lent_replicas", "Replicas whose devices a trainer has for its turn")
     push = _seconds("bus_push_seconds", "Publish to commit, per replica", "replica")
     lease = _seconds("bus_lease_seconds", "Registration to first lease", "replica")
     paused = _seconds("bus_paused_seconds", "Generation stopped for a commit", "replica")
@@ -249,7 +256,7 @@ class RunMetrics:
     staleness_bound = _gauge("run_staleness_bound", "Largest staleness that is allowed", "run")
     disk_free = _gauge("run_disk_free_bytes", "Free bytes where the run directory is", "run")
     observer_failures = _counter("run_observer_failures", "Events not taken in", "run", "observer")
-    in_flight = _gauge("run_groups_in_flight", "Groups open and in no batch yet", "run")
+    in_flight = _gauge("run_groups_in_flight", "Groups open or being trained; 0 after it", "run")
     paused = _gauge("run_paused", "1 while the run is paused, else 0", "run")
     wanted_replicas = _gauge(
         "run_replicas_wanted", "Rollout replicas that there is work for", "run"

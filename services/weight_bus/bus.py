@@ -19,7 +19,14 @@ from services.protocol.errors import InvalidInput
 from services.protocol.weights.hello import RelayHello, ReplicaHello, TrainerHello
 from services.protocol.weights.replica_control import ControlOutcome
 from services.protocol.weights.version_ledger import VersionRecord
-from services.protocol.weights.weight_bus import MemberTable, Order, Orders, Phase, Report
+from services.protocol.weights.weight_bus import (
+    MemberTable,
+    Order,
+    Orders,
+    Phase,
+    ReplicaState,
+    Report,
+)
 from services.protocol.weights.weights import CanaryLogprobs, WeightManifest
 from services.side_by_side import cancel
 from services.weight_bus.barrier import Barrier
@@ -363,6 +370,8 @@ class Bus:
         if self._shown.newest_version is not None:
             BusMetrics.newest_version.set(self._shown.newest_version)
         BusMetrics.leased.set(len(self._shown.leased))
+        lent = sum(one.state is ReplicaState.LENT for one in self._shown.members)
+        BusMetrics.lent.set(lent)
         for one in self._shown.members:
             if one.committed_version is not None:
                 BusMetrics.replica_version.set(one.committed_version, {"replica": one.replica_id})

@@ -29,6 +29,16 @@ def test_a_gauge_that_follows_something_shows_it_as_it_is_at_each_refresh() -> N
     assert gauge._last == {(): 2.0}
 
 
+def test_a_gauge_that_keeps_only_some_tags_forgets_every_other_series() -> None:
+    gauge = Gauge("millrace_test_kept", "Of this test", ("run", "name"))
+    for run in ("a", "b"):
+        for name in ("loss", "entropy"):
+            gauge.set(1.0, {"run": run, "name": name})
+    gauge.keep_only({"run": "b"})
+    assert {dict(key)["run"] for key in gauge._last} == {"b"}
+    assert len(gauge._last) == 2
+
+
 def test_a_gauge_that_cannot_be_read_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "_GAUGES", [])
     once, always = iter([1.0]), iter([1.0, 2.0])

@@ -2,6 +2,7 @@
 
 import pytest
 
+from services.observability.metrics import RunMetrics
 from services.orchestrator.core import idle_times
 from services.orchestrator.core.idle_times import IdleTimes, idle_slots
 from services.orchestrator.core.length_bias import LengthBias
@@ -16,7 +17,7 @@ def slots(**used: int) -> Slots:
 def test_idle_time_counts_for_what_the_beginning_of_each_interval_showed(monkeypatch) -> None:
     clock = iter([10.0, 12.0, 15.0])
     monkeypatch.setattr(idle_times.time, "monotonic", lambda: next(clock))
-    idle = IdleTimes()
+    idle = IdleTimes("run")
     idle.look(trainer="rollout", slots=slots(sampling=3, ready=1), capacity=4)
     idle.look(trainer=None, slots=slots(training=4), capacity=4)
     idle.look(trainer="score", slots=slots(scoring=4), capacity=4)
@@ -26,6 +27,28 @@ def test_idle_time_counts_for_what_the_beginning_of_each_interval_showed(monkeyp
     }
     assert idle.take() == {"trainer": {}, "rollout": {}}
     assert idle.shares["trainer"] == {"rollout": 0.4}
+
+
+def test_the_metric_grows_within_a_step_once_a_second_and_to_what_the_step_took(
+    monkeypatch,
+) -> None:
+    clock = iter([10.0, 10.5, 11.5, 12.0])
+    monkeypatch.setattr(idle_times.time, "monotonic", lambda: next(clock))
+    counted: list[tuple[str, float]] = []
+
+    def count(seconds: float, tags: dict[str, str]) -> None:
+        assert tags == {"run": "run", "side": "trainer", "cause": tags["cause"]}
+        counted.append((tags["cause"], seconds))
+
+    monkeypatch.setattr(RunMetrics.idle, "inc", count)
+    idle = IdleTimes("run")
+    for cause in ("rollout", "score", "score"):
+        idle.look(trainer=cause, slots=slots(sampling=4), capacity=4)
+    assert counted == [("rollout", 0.5), ("score", 1.0)]
+    idle.look(trainer=None, slots=slots(sampling=4), capacity=4)
+    assert len(counted) == 2, "half a second later"
+    assert idle.take() == {"trainer": {"rollout": 0.5, "score": 1.5}, "rollout": {}}
+    assert counted[2:] == [("rollout", 0.0), ("score", 0.5)]
 
 
 def test_slots_that_sample_nothing_are_told_by_what_they_wait_for() -> None:

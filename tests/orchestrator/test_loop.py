@@ -11,7 +11,9 @@ import pytest
 from aiohttp import web
 
 from services.ledger.ledger import Ledger
+from services.observability.metrics import RunMetrics
 from services.orchestrator.core.results import GroupResult
+from services.orchestrator.evaluation.heldout import HeldOut
 from services.orchestrator.lifecycle.run import Run
 from services.orchestrator.lifecycle.runs import Runs
 from services.orchestrator.rollout.rollout import Arrived, RolloutClient, RolloutRequest
@@ -383,6 +385,37 @@ async def test_each_train_step_is_one_turn_where_the_trainer_shares_devices(
         assert status.state is RunState.FINISHED, status.detail
         expected = [(f"begin before {step}", f"end behind {step}") for step in (1, 2, 3)]
         assert cluster.trainer.turns == [one for pair in expected for one in pair]
+        lines = (Path(status.run_dir) / "timeline.jsonl").read_text().splitlines()
+        turns = [one for one in map(json.loads, lines) if one["kind"] == "turn"]
+        assert [one["lane"] for one in turns] == ["turn"] * 3
+
+
+async def test_the_gauge_of_groups_in_flight_counts_those_in_training_and_falls_to_0_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, training, evaluating = [], [], {}
+    monkeypatch.setattr(RunMetrics.in_flight, "set", lambda value, _: told.append(value))
+    measure = HeldOut.measure
+
+    async def measured(self: HeldOut, when: str, **how: bool) -> None:
+        evaluating[when] = told[-1:]
+        await measure(self, when, **how)
+
+    monkeypatch.setattr(HeldOut, "measure", measured)
+    async with world(tmp_path) as cluster:
+        train = cluster.trainer.train
+
+        async def seen(batch):
+            training.append(told[-1])
+            return await train(batch)
+
+        cluster.trainer.train = seen
+        config = cluster.run_config(steps=3)
+        status = await run_to_end(cluster, config)
+    assert status.state is RunState.FINISHED, status.detail
+    assert len(training) == 3
+    assert min(training) >= config.batch_groups
+    assert evaluating == {"before training": [], "after training": [0]}
 
 
 async def test_a_turn_ends_when_its_step_fails_and_the_run_goes_on(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from services.orchestrator.loop.no_signal_streak import NoSignalStreak
 from services.orchestrator.loop.recovery import RunFailed
 from services.orchestrator.run_folder.run_directory import RunDirectory
 from services.orchestrator.tasks.task_table import load_tasks
+from services.page.reading.run_folder import RunFolder
 from services.protocol.errors import NotReady
 from services.protocol.reward.reward_service import Score, ScoreJob, Verdict
 from services.protocol.run.orchestrator import LedgerCounts, RunRequest, RunState, RunStatus
@@ -323,6 +324,30 @@ async def test_an_unexpected_error_is_said_and_its_traceback_is_in_a_named_file(
     assert status.state is RunState.FAILED
     assert status.detail == f"unexpected KeyError: 'weights'; its traceback is in {path}"
     assert "Traceback" in path.read_text()
+
+
+async def test_a_run_that_goes_on_has_neither_the_error_nor_the_summary_of_its_last_end(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path) as cluster:
+        start_run, config, left = cluster.trainer.start_run, cluster.run_config(steps=1), []
+
+        async def broken(start) -> None:
+            raise KeyError("weights")
+
+        cluster.trainer.start_run = broken
+        failed = await run_to_end(cluster, config)
+        folder = Path(failed.run_dir)
+        assert RunFolder.open(folder).overview()["state"] == "failed"
+
+        async def repaired(start):
+            left.extend(one for one in ("error.txt", "summary.json") if (folder / one).exists())
+            return await start_run(start)
+
+        cluster.trainer.start_run = repaired
+        status = await run_to_end(cluster, config, resume=failed.run_id)
+        assert (status.state, left) == (RunState.FINISHED, [])
+        assert RunFolder.open(folder).overview()["state"] == "finished"
 
 
 async def test_an_unexpected_error_of_one_task_of_many_is_said_itself(

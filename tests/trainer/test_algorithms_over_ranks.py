@@ -168,8 +168,11 @@ def test_a_critic_sits_out_given_answers_and_learns_from_those_that_were_sampled
     assert warmup.metrics["cross_entropy"] > 0
     assert warmup.metrics["grad_norm"] > 0
     assert warmup.metrics["critic_grad_norm"] == 0.0
+    of_sampled = {"entropy", "effective_sample_size", "clip_fraction_low", "nonfinite_fraction"}
+    assert not of_sampled & warmup.metrics.keys(), "not measured is not 0"
     sampled = ranks.call("train", make_batch(2, groups=2), 1, 2)[0]
     assert sampled.metrics["critic_grad_norm"] > 0
+    assert of_sampled <= sampled.metrics.keys()
 
 
 def test_given_answers_alone_have_the_gradient_of_their_mean_cross_entropy(

@@ -2,10 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from services.observability.metrics import TrainerMetrics
 from services.protocol.errors import InvalidInput, NoResources, NotReady
 from services.protocol.run.profile import ProfileRequest
 from services.protocol.train_batch import TrainBatch
@@ -291,6 +293,17 @@ async def test_another_model_takes_the_place_of_the_one_that_is_served(open_serv
     await open_service(bus, FakeGroup())
     await until(lambda: bus.published == [13])
     assert bus.manifests[0].model == CONFIG.model
+
+
+async def test_the_gauges_of_a_run_end_when_another_one_starts(open_service, make_start) -> None:
+    service = await open_service(FakeBus(), FakeGroup())
+    start = make_start()
+    await service.start_run(start)
+    await service.train(batch(1))
+    gauges = (TrainerMetrics.mismatch, TrainerMetrics.grad_norm, TrainerMetrics.diagnostic)
+    assert all(any(("run", "run") in key for key in gauge._last) for gauge in gauges)
+    await service.start_run(replace(start, run_id="next"))
+    assert not any(("run", "run") in key for gauge in gauges for key in gauge._last)
 
 
 async def test_a_run_that_starts_from_the_published_weights_publishes_nothing(

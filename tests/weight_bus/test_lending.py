@@ -72,6 +72,23 @@ async def test_a_loan_waits_for_every_replica_that_shares_and_for_no_other(world
     assert await loan == ()
 
 
+async def test_a_gauge_tells_how_many_replicas_are_lent(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+    monkeypatch.setattr(BusMetrics.lent, "set", told.append)
+    replica = await sharing(world, "r", 1)
+    await world.replica("own", 1)
+    loan = lend(world)
+    await lent(replica)
+    await loan
+    assert (max(told), told[-1]) == (1, 1)
+    await world.bus.return_devices("a")
+    await taken(replica)
+    await world.until(lambda table: table.members[0].state is not ReplicaState.LENT)
+    assert told[-1] == 0
+
+
 async def test_a_returned_device_gets_the_newest_version_before_its_lease(world: World) -> None:
     replica = await sharing(world, "r", 1)
     await world.register_trainer()

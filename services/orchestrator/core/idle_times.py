@@ -3,8 +3,11 @@
 import time
 from collections.abc import Mapping
 
+from services.observability.metrics import RunMetrics
 from services.orchestrator.core.events import Event, Idle
 from services.orchestrator.core.schedule import Slots
+
+_COUNT_S = 1.0
 
 
 class IdleTimes:
@@ -13,9 +16,17 @@ class IdleTimes:
     The trainer is idle while it does no train step. Of the rollout, the share of admission
     slots in which nothing is being sampled is idle: a batch's last straggler alone leaves
     nearly all of it idle, though no engine stands still.
+
+    The metric grows within a train step, too: a step may be longer than the window of a query.
+
+    Args:
+        run_id: the run.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, run_id: str) -> None:
+        self._tags = {"run": run_id}
+        self._counted: dict[tuple[str, str], float] = {}
+        self._count_at = 0.0
         self._since: float | None = None
         self._now: dict[str, Mapping[str, float]] = {}
         self._step: dict[str, dict[str, float]] = {"trainer": {}, "rollout": {}}
@@ -33,6 +44,9 @@ class IdleTimes:
         now = time.monotonic()
         self._add(0.0 if self._since is None else now - self._since)
         self._since = now
+        if now >= self._count_at:
+            self._count_at = now + _COUNT_S
+            self._count()
         self._now = {
             "trainer": {trainer: 1.0} if trainer else {},
             "rollout": idle_slots(slots, capacity),
@@ -45,6 +59,14 @@ class IdleTimes:
                 for sums in (self._step[side], self._total[side]):
                     sums[cause] = sums.get(cause, 0.0) + seconds * share
 
+    def _count(self) -> None:
+        """Bring the metric to what is summed up."""
+        for side, causes in self._total.items():
+            for cause, spent in causes.items():
+                fresh = spent - self._counted.get((side, cause), 0.0)
+                RunMetrics.idle.inc(fresh, self._tags | {"side": side, "cause": cause})
+                self._counted[side, cause] = spent
+
     @property
     def trainer_waits_for(self) -> str | None:
         """The cause for which the trainer waits now, None while it trains."""
@@ -56,6 +78,7 @@ class IdleTimes:
 
     def take(self) -> dict[str, dict[str, float]]:
         """Idle seconds by side and cause since the last call."""
+        self._count()
         taken = {side: dict(causes) for side, causes in self._step.items()}
         for causes in self._step.values():
             causes.clear()

@@ -56,7 +56,7 @@ class Progress:
     tokens_per_second: float = 0.0
     shares_devices: bool = False
     recoveries: int = 0
-    idle: IdleTimes = field(default_factory=IdleTimes)
+    idle: IdleTimes = field(init=False)
     lengths: LengthBias = field(default_factory=lambda: LengthBias(settled_after=0))
     paused: bool = False
     disk_full: str = ""
@@ -68,6 +68,10 @@ class Progress:
     _ended: float | None = None
     _rate_from: tuple[float, int] | None = None
     _stepped: deque[float] = field(default_factory=partial(deque, maxlen=_STEPS_TIMED + 1))
+
+    def __post_init__(self) -> None:
+        """Idle times are those of this run."""
+        self.idle = IdleTimes(self.run_id)
 
     @property
     def active(self) -> bool:

@@ -86,6 +86,11 @@ class Schedule:
         return len(self._open)
 
     @property
+    def in_flight(self) -> int:
+        """Open groups, and those in the batch that is being trained."""
+        return len(self._open) + len(self._taken)
+
+    @property
     def unfinished(self) -> int:
         """Open groups still being rolled out or scored."""
         return len(self._open) - self._open.count(Stage.READY)

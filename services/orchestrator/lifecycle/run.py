@@ -197,6 +197,7 @@ class Run:
     async def execute(self) -> None:
         """Run from start to end; ends in one of the three last states."""
         with run_log(self._context.directory.path, self.progress.run_id):
+            self._context.directory.forget_ending()
             _log.info(
                 "ledger_opened",
                 run=self.progress.run_id,

@@ -119,11 +119,15 @@ class Admission:
     async def run(self) -> None:
         """Admit groups until cancelled."""
         self._prompts.position = self._book.ledger.next_position()
-        while True:
-            seen = self._context.changes.count
-            self._admit_what_fits()
-            self._idle.look()
-            await self._context.changes.after(seen, RECHECK_S)
+        try:
+            while True:
+                seen = self._context.changes.count
+                self._admit_what_fits()
+                RunMetrics.in_flight.set(self._schedule.in_flight, self._context.tags)
+                self._idle.look()
+                await self._context.changes.after(seen, RECHECK_S)
+        finally:  # what is open now waits for no train step
+            RunMetrics.in_flight.set(0, self._context.tags)
 
     def first(self, again: Iterable[LedgerGroup]) -> None:
         """These groups in flight, and no others, are to be rolled out again."""
@@ -145,7 +149,6 @@ class Admission:
             self._groups.start(group)
         if slots:
             self.moved_at = time.monotonic()
-            RunMetrics.in_flight.set(self._schedule.open_groups, self._context.tags)
             RunMetrics.staleness_bound.set(self._schedule.bound, self._context.tags)
 
     def _next_groups(self, slots: int, version: int) -> list[LedgerGroup]:

@@ -109,7 +109,7 @@ class TrainSteps:
                     await ask(context, trainer.end_turn())
                 except TrainerLost as error:
                     _log.warning("turn_not_ended", run=context.run_id, why=str(error))
-                self._record.timeline.span("trainer", "turn", began_at, time.time())
+                self._record.timeline.span("turn", "turn", began_at, time.time())
 
     async def _train(
         self, step: int, batch: Selection, results: list[GroupResult]

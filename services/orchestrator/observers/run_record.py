@@ -210,9 +210,6 @@ class RunRecord:
     def _measure_schedule(self, line: dict[str, Any]) -> None:
         RunMetrics.masked_tokens.inc(line["tokens_masked"], self.tags)
         RunMetrics.length_bias.set(line["length_bias"] or 0.0, self.tags)
-        for side, causes in line["idle_seconds"].items():
-            for cause, seconds in causes.items():
-                RunMetrics.idle.inc(seconds, self.tags | {"side": side, "cause": cause})
         if self._progress.lengths.alarm:
             _log.warning("length_bias", **self.tags, bias=round(line["length_bias"], 3))
 

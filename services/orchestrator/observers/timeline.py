@@ -32,6 +32,7 @@ class Timeline:
     | `sandbox ID` | `score` |
     | `trainer N` | `forward_backward`, `optimizer`, `snapshot`, `critic`: sums, laid end to end |
     | `trainer` | `train`, `checkpoint`, and `wait` with its `cause` |
+    | `turn` | `turn` of the trainer on shared devices: from the order for them to their return |
     | `evaluation` | `evaluate` |
     | `slots` | `slots`: what admission slots were used for from `start` on |
 

@@ -3,7 +3,7 @@
 import logging
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -160,6 +160,12 @@ class RunDirectory:
     def write_summary(self, summary: RunSummary) -> None:
         """Write `summary.json`, whole or not at all."""
         replace_file(self._summary, f"{summary.model_dump_json(indent=2)}\n".encode())
+
+    def forget_ending(self) -> None:
+        """Remove `summary.json` and `error.txt` of a run that goes on, as far as possible."""
+        for file in (self._summary, self.error):
+            with suppress(OSError):
+                file.unlink(missing_ok=True)
 
     def write_error(self, trace: str) -> None:
         """Write `error.txt`."""

@@ -183,8 +183,8 @@ def _parts(bins: int, steps: int) -> int:
 
 
 def _order(lane: str) -> tuple[int, str, int]:
-    """The loop's own order: replicas, sandboxes, the trainer and its ranks, evaluations."""
+    """The loop's own order: replicas, sandboxes, the trainer, its ranks and turns, evaluations."""
     kind, _, name = lane.partition(" ")
-    place = ("replica", "sandbox", "trainer", "evaluation")
+    place = ("replica", "sandbox", "trainer", "turn", "evaluation")
     number = int(name) if name.isdigit() else -1
     return (place.index(kind) if kind in place else len(place), "" if number >= 0 else name, number)

@@ -20,8 +20,10 @@ def record_checkpoint(run_id: str, saved_step: int, report: CheckpointReport) ->
     return report.saved_step
 
 
-def record_refused(run_id: str, refused: tuple[str, ...]) -> None:
-    """Warn of checkpoints that were passed over because they are not good."""
+def record_start(run_id: str, refused: tuple[str, ...]) -> None:
+    """Forget the gauges of other runs; warn of checkpoints passed over as they are not good."""
+    for gauge in (TrainerMetrics.mismatch, TrainerMetrics.grad_norm, TrainerMetrics.diagnostic):
+        gauge.keep_only({"run": run_id})
     for why in refused:
         TrainerMetrics.checkpoints.inc(tags={"run": run_id, "result": "refused"})
         _log.warning("checkpoint_refused", run=run_id, why=why, instead="the one before")

@@ -32,7 +32,7 @@ from services.trainer.batch.step_plan import StepPlan
 from services.trainer.config import TrainerConfig
 from services.trainer.lead.device_turn import DeviceTurn
 from services.trainer.lead.group_progress import GroupProgress
-from services.trainer.lead.metrics import record_checkpoint, record_refused, record_step
+from services.trainer.lead.metrics import record_checkpoint, record_start, record_step
 from services.trainer.lead.rank_group import EachRank, RankGroup
 from services.trainer.rank.rank_messages import Digests, RankRun, RankStep, by_sequence, report_of
 from services.trainer.snapshot.publisher import CanaryScorer, Publisher
@@ -201,7 +201,7 @@ class TrainerService:
         self._run = None
         version = await self._publisher.next_version()
         runs: list[RankRun] = await self._call("start_run", start, version)
-        record_refused(start.run_id, runs[0].refused)
+        record_start(start.run_id, runs[0].refused)
         self._take_canary(runs[0])
         manifest = self._manifest(version, runs[0].step, [run.digests for run in runs])
         if await self._publisher.is_published(manifest):

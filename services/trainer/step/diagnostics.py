@@ -29,7 +29,7 @@ MEANS = (
     "log_ratio_limited_fraction",
     "nonfinite_fraction",
 )
-"""Sums that become means over the trained tokens."""
+"""Sums that become means over the trained tokens of the policy; given answers have none."""
 
 _SUMS = (
     *(*MEANS, "loss", "tokens", "mismatch_tokens", "ratio", "ratio_squared"),
@@ -125,6 +125,8 @@ class StepDiagnostics:
     def reduce(self, loss_denominator: float, *, counts: bool) -> tuple[int, dict[str, float]]:
         """Trained tokens and metrics over all ranks, the same on each.
 
+        Without a token of the policy, as in a step of given answers alone, there are no means.
+
         Args:
             loss_denominator: by which the sum of losses is divided.
             counts: whether this rank's tokens are not counted by another.
@@ -140,13 +142,13 @@ class StepDiagnostics:
         sums = dict(zip(_SUMS, stacked[: len(_SUMS)].tolist(), strict=True))
         tokens, given = int(sums["tokens"]), int(sums["given_tokens"])
         metrics = {
-            name: sums[name] / max(tokens, 1)
+            name: sums[name] / tokens
             for name in MEANS
-            if name not in _OPTIONAL or name in self._seen
+            if tokens and (name not in _OPTIONAL or name in self._seen)
         }
         metrics["loss"] = sums["loss"] / max(loss_denominator, 1)
-        squares = sums["ratio_squared"] * tokens
-        metrics["effective_sample_size"] = sums["ratio"] ** 2 / squares if squares else 0.0
+        if squares := sums["ratio_squared"] * tokens:
+            metrics["effective_sample_size"] = sums["ratio"] ** 2 / squares
         metrics["mismatch_max"] = mismatch
         slopes = self._slopes.item()
         metrics["token_share_max"] = steepest / slopes if slopes else 0.0

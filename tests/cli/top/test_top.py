@@ -145,6 +145,13 @@ def test_each_alarm_names_what_is_wrong(look: Snapshot, orchestra: Orchestra) ->
     assert alarms(look) == []
 
 
+def test_a_run_without_a_lease_in_the_trainers_turn_is_no_alarm(
+    look: Snapshot, orchestra: Orchestra
+) -> None:
+    lent = replace(look.replicas[0], state="lent", leased=False)
+    assert alarms(replace(look, replicas=[lent], **run_with(orchestra, live_replicas=0))) == []
+
+
 def test_metrics_are_summed_over_processes_and_other_lines_are_not_read() -> None:
     page = series(PAGE, ("ray_millrace_reward_queue", "ray_millrace_reward_verdicts"))
     assert total([page], "ray_millrace_reward_queue") == 7

@@ -114,6 +114,18 @@ def test_of_a_time_before_the_trainer_worked_nothing_is_said(tmp_path: Path) -> 
     assert (window["waited_most"], window["at_work"], window["waits"]) == ("", 0.0, {})
 
 
+def test_the_turn_around_a_train_step_is_no_work_besides_it(tmp_path: Path) -> None:
+    timeline = Timeline(tmp_path / "timeline.jsonl")
+    timeline.span("trainer", "train", 2.0, 5.0, step=1)
+    timeline.span("turn", "turn", 1.0, 6.0)
+    timeline.span("trainer", "wait", 6.0, 10.0, cause="rollout")
+    timeline.span("evaluation", "evaluate", 9.0, 10.0)
+    timeline.close()
+    window = reading(tmp_path / "timeline.jsonl").window(0.0, 10.0, 10)
+    assert window["at_work"] == pytest.approx(0.3)
+    assert [one["lane"] for one in window["lanes"]] == ["trainer", "turn", "evaluation"]
+
+
 def test_slots_are_means_over_the_time_and_not_what_they_were_at_one_moment(
     tmp_path: Path,
 ) -> None:

@@ -13,7 +13,7 @@ const IDLE = 0.3;
 const STEPS_S = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 86400];
 export const PAINT = {
   generate: "blue", score: "purple", train: "green", forward_backward: "green", optimizer: "teal", critic: "blue",
-  snapshot: "grey", checkpoint: "grey", evaluate: "teal", push: "orange", pause: "red",
+  snapshot: "grey", checkpoint: "grey", turn: "grey", evaluate: "teal", push: "orange", pause: "red",
 };
 export const WHY = {
   weights: "orange", trainer: "green", score: "purple", batch: "teal", admission: "grey", rollout: "blue",

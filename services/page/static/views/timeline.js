@@ -7,7 +7,7 @@ import { drawLanes, GAP, isOnBand, isWait, isWork, labelWidth, LANE, PAINT, plac
 
 const PART = 8; // pixels of a part of the time
 const MOVES = { ArrowLeft: [-0.25, -0.25], ArrowRight: [0.25, 0.25], "+": [0.25, -0.25], "=": [0.25, -0.25], "-": [-0.5, 0.5] };
-const WORK = { generate: "generate", score: "score", train: "train", forward_backward: "forward and backward", optimizer: "optimizer", critic: "critic", snapshot: "snapshot", checkpoint: "checkpoint", evaluate: "evaluate", push: "push of weights", pause: "generation paused" };
+const WORK = { generate: "generate", score: "score", train: "train", forward_backward: "forward and backward", optimizer: "optimizer", critic: "critic", snapshot: "snapshot", checkpoint: "checkpoint", turn: "turn on shared devices", evaluate: "evaluate", push: "push of weights", pause: "generation paused" };
 
 export async function timeline({ root, ask }) {
   const state = { since: null, until: null, found: null, geometry: null, newest: 0 };
