@@ -57,7 +57,7 @@ def train(way: str, model: str) -> dict[str, float]:
     sent = learner.snapshots.get(ROUNDS)
     assert sent is not None
     return {
-        "wire_mb": sum(bucket.numel() for bucket in sent.buckets) / 1e6,
+        "wire_mb": sum(piece.numel() for bucket in sent.buckets for piece in bucket) / 1e6,
         "checkpoint_mb": saved / 1e6,
         "peak_mb": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1e3,
         "step_s": min(

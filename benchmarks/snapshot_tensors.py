@@ -13,7 +13,7 @@ def snapshot_tensors(learner: "Learner", version: int) -> dict[str, Tensor]:
     """By the names of the checkpoint; of the only rank of a trainer."""
     sent = learner.snapshots.get(version)
     assert sent is not None
-    raw = torch.cat([bucket.view(torch.uint8) for bucket in sent.buckets])
+    raw = torch.cat([piece for bucket in sent.buckets for piece in bucket])
     found, at = {}, 0
     for spec in learner.model.tensors:
         size = sum(spec.shard_numels) * spec.dtype.itemsize

@@ -98,13 +98,12 @@ class Rank:
         buffer, ends = SharedBuffer(sum(buckets)), [sum(buckets[:n]) for n in range(len(buckets))]
         buffer.bytes.random_(0, 256, generator=draw)
         parts = tuple(
-            buffer.bytes[start : start + size] for start, size in zip(ends, buckets, strict=True)
+            (buffer.bytes[start : start + size],) for start, size in zip(ends, buckets, strict=True)
         )
         snapshot = Snapshot(
             version=version,
             buckets=parts,
-            places=tuple(map(buffer.place, ends)),
-            digests=tuple(digest([part]) for part in parts),
+            digests=tuple(map(digest, parts)),
             itemsize=Dtype.BFLOAT16.itemsize,
         )
         self._store.put(snapshot)
@@ -159,7 +158,7 @@ class Replica:
     def __init__(self, bus: Any, name: str, machine: Machine) -> None:
         self._bus, self._id, self._machine = bus, name, machine
         self._receiver = VersionReceiver(machine.address)
-        self._mappings = Mappings(kept=1)
+        self._mappings = Mappings()
         self._committed: int | None = None
         self._work: set[asyncio.Task[Any]] = set()
 
@@ -218,12 +217,12 @@ class Replica:
             return
         block = self._mappings.read(order.place, block_bytes(order.manifest))
         held = VersionBytes(order.manifest, block)
-        await asyncio.to_thread(_check, held)
+        await asyncio.to_thread(_check, held, order.manifest.digests)
         self._receiver.forget()
 
 
-def _check(held: VersionBytes) -> None:
-    for rank, digests in enumerate(held.manifest.digests):
+def _check(held: VersionBytes, expected_of_ranks: tuple[tuple[str, ...], ...]) -> None:
+    for rank, digests in enumerate(expected_of_ranks):
         for bucket, expected in enumerate(digests):
             if digest(held.shards(rank, bucket)) != expected:
                 raise ValueError(f"bucket {bucket} of rank {rank} is not the trainer's")

@@ -14,12 +14,13 @@ from services.protocol.weights.place import Place
 MAGIC = 0x4D494C4C
 """First field of a header; anything else means that the two ends disagree about the stream."""
 
-FIELDS = 10
+FIELDS = 11
 NO_BASE = -1
 DELTA_LIMIT = 0.75
 """A delta larger than this share of the bucket is not worth its work."""
 
 _INDEX_BYTES = 4
+_PLACE_FIELDS = ("pid", "fd", "inode", "offset", "serial")
 
 
 class Kind(IntEnum):
@@ -29,6 +30,7 @@ class Kind(IntEnum):
     DELTA = 1
     SAME = 2
     WAIT = 3  # the sender is there, and the bucket has not come to it yet
+    PLACED = 4  # all buckets lie in memory that the receiver can map
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,13 +42,11 @@ class Encoded:
         base: version that the receiver must hold to apply it; `NO_BASE` for `FULL`.
         payload: uint8. For a delta int32 element indexes and then the elements' values
             (not differences: applying them twice does no harm).
-        place: where other processes of this node can read the payload; None: nowhere.
     """
 
     kind: Kind
     base: int
     payload: Tensor
-    place: Place | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,19 +56,19 @@ class Header:
     Attributes:
         kind: see `Kind`.
         base: version onto which changes go, `NO_BASE` for a whole bucket.
-        size: bytes of the payload.
-        place: where the payload lies; None: it follows on the link.
+        size: bytes of the payload, which follows on the link.
+        place: of `BucketSource`, for `PLACED`.
     """
 
     kind: Kind
     base: int
     size: int
-    place: Place | None
+    place: Place | None = None
 
     def pack(self, version: int, bucket: int) -> Tensor:
         """The numbers that announce bucket `bucket` of `version`."""
         place = self.place
-        where = [0] * 4 if place is None else [place.pid, place.fd, place.inode, place.offset]
+        where = [0 if place is None else getattr(place, field) for field in _PLACE_FIELDS]
         return torch.tensor([MAGIC, version, bucket, int(self.kind), self.base, self.size, *where])
 
     @classmethod
@@ -84,7 +84,7 @@ class Header:
         Raises:
             ValueError: it announces something else.
         """
-        magic, announced, index, kind, base, size, pid, fd, inode, offset = numbers.tolist()
+        magic, announced, index, kind, base, size, *where = numbers.tolist()
         expected = [MAGIC, version, bucket]
         fits = size == nbytes if kind == Kind.FULL else size < max(nbytes, 1)
         if [magic, announced, index] != expected or kind not in tuple(Kind) or not fits:
@@ -92,7 +92,7 @@ class Header:
                 f"bucket header is {numbers.tolist()}, expected {expected} and a kind and size "
                 f"that fit {nbytes} bytes"
             )
-        place = Place(pid=pid, fd=fd, inode=inode, offset=offset) if pid else None
+        place = Place(**dict(zip(_PLACE_FIELDS, where, strict=True))) if where[0] else None
         return cls(kind=Kind(kind), base=base, size=size, place=place)
 
 
@@ -106,6 +106,11 @@ class BucketSource(Protocol):
     @property
     def bucket_count(self) -> int:
         """Buckets of the version."""
+
+    @property
+    def place(self) -> Place | None:
+        """Where the version's block begins that has this rank's bytes of all buckets, laid out as
+        `VersionBytes`; None: nowhere."""
 
     def encoded(self, bucket: int, base: int | None) -> Encoded:
         """The bucket for a receiver that holds `base`; whole if that does not help.
@@ -122,9 +127,9 @@ def digest(pieces: Iterable[Tensor]) -> str:
     return hashed.hexdigest()
 
 
-def whole(payload: Tensor, place: Place | None = None) -> Encoded:
+def whole(payload: Tensor) -> Encoded:
     """The bucket as it is."""
-    return Encoded(kind=Kind.FULL, base=NO_BASE, payload=payload, place=place)
+    return Encoded(kind=Kind.FULL, base=NO_BASE, payload=payload)
 
 
 NOT_YET = Encoded(kind=Kind.WAIT, base=NO_BASE, payload=torch.empty(0, dtype=torch.uint8))

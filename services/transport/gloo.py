@@ -1,7 +1,7 @@
 """Both ends of a link: a Gloo process group of one sender and one replica's workers.
 
-Bytes go over the wire, or, where the receivers can read the sender's memory, only the place
-at which they lie.
+Bytes go over the wire, or, where the receivers can map the sender's memory, only the place at which
+they lie.
 """
 
 import time
@@ -11,15 +11,16 @@ from typing import Any
 
 import torch
 from torch.distributed import (  # type: ignore[attr-defined]
-    BarrierOptions,
     BroadcastOptions,
     ProcessGroupGloo,
 )
 
+from services.protocol.weights.place import Place
 from services.protocol.weights.weight_bus import Link, Transport
 from services.transport.bucket import (
     FIELDS,
     MAGIC,
+    NO_BASE,
     NOT_YET,
     BucketSource,
     Encoded,
@@ -27,7 +28,6 @@ from services.transport.bucket import (
     Kind,
 )
 from services.transport.rendezvous import Rendezvous, connect, disconnect
-from services.transport.shared_memory import Mappings
 
 _RECEIVER = 1
 """The member that asks; others receive the same."""
@@ -57,12 +57,8 @@ class GlooLink:
         self.link = link
         self._address, self._member = address, member
         self._timeout = timedelta(seconds=link.timeout_s)
-        self._barrier = BarrierOptions()
-        self._barrier.timeout = self._timeout
         self._group: Any = None  # a ProcessGroupGloo, whose methods torch's stubs do not know
         self._buffer = torch.empty(0, dtype=torch.uint8)
-        self._mappings = Mappings()
-        self._held = False  # the last bucket lies in its sender's memory
 
     def open(self) -> None:
         """Meet the other members at the bus's store; blocks until all are there.
@@ -95,6 +91,8 @@ class GlooLink:
     ) -> int:
         """Send the buckets that the receiver lacks: a header, then the bytes unless there are none.
 
+        Over shared memory only one header is sent, which says where all of them lie.
+
         Args:
             source: what to send.
             base: version that the receivers hold; None: none that is known.
@@ -109,6 +107,9 @@ class GlooLink:
         sent = 0
         try:
             first = self._asked_for(source.version)
+            if self.link.transport is Transport.SHARED_MEMORY:
+                self._send_place(source, first)
+                return 0
             for bucket in range(first, source.bucket_count, self.link.stripes):
                 encoded = NOT_YET
                 while encoded.kind is Kind.WAIT:
@@ -145,9 +146,8 @@ class GlooLink:
     def receive_bucket(self, *, version: int, bucket: int, nbytes: int) -> Encoded:
         """Receive one bucket of this link's sender, or word that it has not come there yet.
 
-        The payload is the link's or the sender's memory and valid until `release`, which must
-        be called before the next bucket: fresh pages for every bucket would cost more than
-        the bytes' way over the wire.
+        The payload is the link's memory and valid until the next bucket: fresh pages for every
+        bucket would cost more than the bytes' way over the wire.
 
         Args:
             version: policy version that must be announced.
@@ -156,28 +156,26 @@ class GlooLink:
 
         Raises:
             ValueError: the header says something else than the manifest.
-            OSError: the sender's memory cannot be read.
             RuntimeError: the sender is gone or missed the deadline.
         """
-        numbers = torch.empty(FIELDS, dtype=torch.int64)
-        self._pass(numbers)
-        header = Header.unpack(numbers, version=version, bucket=bucket, nbytes=nbytes)
-        self._held = header.place is not None
-        if header.place is not None:
-            payload = self._mappings.read(header.place, header.size)
-        else:
-            payload = self._receive(header.size)
+        header = self._receive_header(version, bucket, nbytes)
+        if header.kind is Kind.PLACED:
+            raise ValueError(f"bucket {bucket} was to follow, and only its place did")
+        payload = self._receive(header.size)
         return Encoded(kind=header.kind, base=header.base, payload=payload)
 
-    def release(self) -> None:
-        """The bucket received last is no longer needed; its sender may write there again.
+    def receive_place(self, version: int) -> Place:
+        """Ask the sender of shared memory where its bytes of a version lie.
 
         Raises:
-            RuntimeError: another member is gone or missed the deadline.
+            ValueError: it does not say.
+            RuntimeError: the sender is gone or missed the deadline.
         """
-        if self._held:
-            self._held = False
-            self._meet()
+        self.ask(version, self.link.stripe)
+        header = self._receive_header(version, self.link.stripe, 0)
+        if header.place is None:
+            raise ValueError(f"no place of version {version} came")
+        return header.place
 
     def close(self) -> None:
         """Drop the group; its destructor closes the sockets."""
@@ -185,15 +183,22 @@ class GlooLink:
 
     def _send_bucket(self, version: int, bucket: int, encoded: Encoded) -> int:
         size = encoded.payload.numel()
-        in_place = self.link.transport is Transport.SHARED_MEMORY and size > 0
-        place = encoded.place if in_place else None
-        header = Header(kind=encoded.kind, base=encoded.base, size=size, place=place)
+        header = Header(kind=encoded.kind, base=encoded.base, size=size)
         self._pass(header.pack(version, bucket))
-        if place is not None:
-            self._meet()
-        elif size:
+        if size:
             self._pass_bytes(encoded.payload)
         return size
+
+    def _send_place(self, source: BucketSource, bucket: int) -> None:
+        if source.place is None:
+            raise LinkBroken("the bytes lie in no memory that others can map")
+        header = Header(kind=Kind.PLACED, base=NO_BASE, size=0, place=source.place)
+        self._pass(header.pack(source.version, bucket))
+
+    def _receive_header(self, version: int, bucket: int, nbytes: int) -> Header:
+        numbers = torch.empty(FIELDS, dtype=torch.int64)
+        self._pass(numbers)
+        return Header.unpack(numbers, version=version, bucket=bucket, nbytes=nbytes)
 
     def _receive(self, size: int) -> torch.Tensor:
         if size > self._buffer.numel():
@@ -210,12 +215,6 @@ class GlooLink:
     def _reason(self, error: RuntimeError) -> str:
         """Why an operation failed, in one line."""
         return str(error).strip().split("\n", 1)[0][:200]
-
-    def _meet(self) -> None:
-        """Wait until every member is here."""
-        if self._group is None:
-            raise LinkBroken("closed")
-        self._group.barrier(self._barrier).wait()
 
     def _pass(self, tensor: torch.Tensor, source: int = 0) -> None:
         if self._group is None:

@@ -34,6 +34,10 @@ class StagedSource:
         """See `BucketSource`."""
         return len(self._staged.manifest.buckets)
 
+    @property
+    def place(self) -> None:
+        """See `BucketSource`. Receivers of this node are told by the bus."""
+
     def encoded(self, bucket: int, base: int | None) -> Encoded:
         """See `BucketSource` and `StagedVersion.encoded`.
 

@@ -1,6 +1,7 @@
 """The receiving end of one node's or replica's weights: its links, its staged version, its copy."""
 
 import asyncio
+from dataclasses import dataclass
 
 import torch
 
@@ -8,16 +9,29 @@ from services.changes import Changes
 from services.memory import free_memory
 from services.protocol.errors import InvalidInput
 from services.protocol.weights.place import Place
-from services.protocol.weights.weight_bus import Link, SendWeights, StageWeights
+from services.protocol.weights.weight_bus import Link, SendWeights, StageWeights, Transport
 from services.protocol.weights.weights import WeightManifest
 from services.transport.gloo import GlooLink, LinkBroken
 from services.transport.links import make_link
 from services.transport.peer_sender import PeerSender
-from services.transport.shared_memory import SharedBuffer
-from services.transport.staged_version import StagedVersion
+from services.transport.shared_memory import HeldBuffer, SharedBuffer
+from services.transport.staged_version import StagedVersion, StageFailed
 from services.transport.version_bytes import block_bytes
 
 _MIB = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Written:
+    """The block of a version in which trainer ranks of this node have written their bytes.
+
+    Attributes:
+        block: held, so that they do not write there again.
+        ranks: those.
+    """
+
+    block: HeldBuffer
+    ranks: tuple[int, ...]
 
 
 class VersionReceiver:
@@ -81,7 +95,15 @@ class VersionReceiver:
         """
         wanted = {link.prefix for link in order.links}
         self._links = {prefix: link for prefix, link in self._links.items() if prefix in wanted}
-        staged = await self._place_for(order)
+        near = [one for one in order.links if one.transport is Transport.SHARED_MEMORY]
+        try:
+            written = await asyncio.to_thread(self._written_here, near, order) if near else None
+        except BaseException as error:
+            self._links = {}
+            if isinstance(error, (OSError, RuntimeError, ValueError)):
+                raise StageFailed(f"shared memory: {error}") from error
+            raise
+        staged = await self._place_for(order, written)
         try:
             return await asyncio.wrap_future(staged.receive(order.links, self._open))
         except BaseException:
@@ -174,29 +196,53 @@ class VersionReceiver:
     def _newest(self) -> int:
         return max((one.manifest.version for one in self._held()), default=-1)
 
-    async def _place_for(self, order: StageWeights) -> StagedVersion:
+    async def _place_for(self, order: StageWeights, written: "_Written | None") -> StagedVersion:
         """The version as far as it has come, or a new place for it."""
         manifest, staged = order.manifest, self._staged
-        if staged is not None and not staged.complete and staged.manifest == manifest:
+        resumes = staged is not None and not staged.complete and staged.manifest == manifest
+        if staged is not None and resumes and written is None:
             await asyncio.to_thread(staged.stop)
             return staged
         self.abandon()
-        base, size = self._base(order.base), block_bytes(manifest)
+        base = self._base(order.base)
+        if written is None:
+            self._staged = StagedVersion(manifest, self._memory_for(order), base=base)
+        else:
+            self._staged = StagedVersion(manifest, written.block, base=base, written=written.ranks)
+        self._changes.notify()
+        return self._staged
+
+    def _memory_for(self, order: StageWeights) -> SharedBuffer:
+        size = block_bytes(order.manifest)
         if order.in_place and self._copy is not None:
             self._copy.retire()
-            self._spare, self._copy = self._copy.buffer, None
+            self._spare, self._copy = self._own(self._copy), None
         buffer, self._spare = self._spare, None
         if buffer is None or len(buffer.bytes) != size:
             buffer = None  # gives the memory back
             _check_free(size)
             buffer = SharedBuffer(size)
-        self._staged = StagedVersion(manifest, buffer, base=base)
-        self._changes.notify()
-        return self._staged
+        return buffer
+
+    def _written_here(self, near: list[Link], order: StageWeights) -> "_Written":
+        """The block into which trainer ranks of this node wrote their bytes; called in a thread."""
+        version = order.manifest.version
+        places = {one.trainer_rank: self._open(one).receive_place(version) for one in near}
+        first = places[near[0].trainer_rank]
+        block = HeldBuffer(first)
+        for rank, place in places.items():
+            if not block.holds(place):
+                raise ValueError(f"trainer rank {rank} has written at {place}, others at {first}")
+        return _Written(block=block, ranks=tuple(places))
 
     def _give_up(self, version: StagedVersion) -> None:
         version.retire()
-        self._spare = None if self._shared else version.buffer
+        self._spare = None if self._shared else self._own(version)
+
+    @staticmethod
+    def _own(version: StagedVersion) -> SharedBuffer | None:
+        """Its memory, if this process may write there again."""
+        return version.buffer if isinstance(version.buffer, SharedBuffer) else None
 
     def _base(self, version: int | None) -> StagedVersion | None:
         if version is None:

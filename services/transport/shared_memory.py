@@ -5,9 +5,11 @@ last process that maps it. Others open it through the owner's entry in /proc, wh
 kernel allows to processes of the same user.
 """
 
+import fcntl
 import mmap
 import os
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,7 +19,11 @@ from torch import Tensor
 from services.protocol.weights.place import Place
 from services.transport.pinned_memory import pin
 
-_MAPPINGS_KEPT = 8
+_MAPPINGS_KEPT = 3
+"""Buffers in which the ranks of a node write versions by turns."""
+
+_SERIAL_BYTES = 8
+"""At the end of each buffer."""
 
 
 def memory_domain() -> str:
@@ -35,19 +41,34 @@ class SharedBuffer:
     """
 
     def __init__(self, nbytes: int) -> None:
+        size = nbytes + _SERIAL_BYTES
         self._fd = os.memfd_create("millrace", os.MFD_CLOEXEC)
         try:
-            os.ftruncate(self._fd, max(nbytes, 1))
-            self._map = mmap.mmap(self._fd, max(nbytes, 1))
+            os.ftruncate(self._fd, size)
+            self._map = mmap.mmap(self._fd, size)
             self._inode = os.fstat(self._fd).st_ino
         except BaseException:
             os.close(self._fd)
             raise
+        self._serial = 0
         self.bytes = torch.frombuffer(self._map, dtype=torch.uint8)[:nbytes]
 
     def place(self, offset: int) -> Place:
         """Where the byte at `offset` lies."""
-        return Place(pid=os.getpid(), fd=self._fd, inode=self._inode, offset=offset)
+        return Place(
+            pid=os.getpid(), fd=self._fd, inode=self._inode, offset=offset, serial=self._serial
+        )
+
+    def begin_writing(self) -> bool:
+        """Give the buffer a new serial, unless a `HeldBuffer` holds it; returns whether it did."""
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        self._serial += 1
+        self._map[-_SERIAL_BYTES:] = self._serial.to_bytes(_SERIAL_BYTES, "little")
+        fcntl.flock(self._fd, fcntl.LOCK_UN)
+        return True
 
     def __del__(self) -> None:
         """Close the file; tensors of its bytes keep the memory itself."""
@@ -67,18 +88,20 @@ class BufferPool:
         self._spare: deque[SharedBuffer] = deque(maxlen=1)
 
     def take(self, nbytes: int) -> SharedBuffer:
-        """A buffer of this size that is not in use."""
+        """A buffer of this size that nobody uses, with a new serial."""
         while self._spare:
             try:
                 spare = self._spare.pop()
             except IndexError:
                 break  # another thread was faster
-            if len(spare.bytes) == nbytes:
+            if len(spare.bytes) == nbytes and spare.begin_writing():
                 return spare
-        return SharedBuffer(nbytes)
+        fresh = SharedBuffer(nbytes)
+        fresh.begin_writing()
+        return fresh
 
     def give(self, buffer: SharedBuffer) -> None:
-        """Return a buffer that is no longer in use; one spare buffer is kept."""
+        """Return a buffer that this process no longer uses; one spare buffer is kept."""
         self._spare.append(buffer)
 
 
@@ -86,7 +109,7 @@ class MappedBuffer:
     """Bytes of a buffer that another process owns.
 
     Attributes:
-        bytes: uint8, all of it, not to be written to.
+        bytes: uint8, all of it; only trainer ranks write to it, each to its own part.
         pin_error: why CUDA did not register it, as `cudaError_t`; 0: it did, or was not asked.
     """
 
@@ -97,15 +120,54 @@ class MappedBuffer:
             OSError: the process is gone, or this one may not read it.
             ValueError: the buffer is gone.
         """
-        fd = os.open(f"/proc/{place.pid}/fd/{place.fd}", os.O_RDWR | os.O_CLOEXEC)
+        fd = _opened(place)
         try:
-            if os.fstat(fd).st_ino != place.inode:
-                raise ValueError(f"the buffer at {place} is gone")
-            # Writable only because torch knows no other tensors.
-            self.bytes = torch.frombuffer(mmap.mmap(fd, 0), dtype=torch.uint8)
+            self.bytes = _mapped(fd)[:-_SERIAL_BYTES]
         finally:
             os.close(fd)
         self.pin_error = 0
+
+
+class HeldBuffer:
+    """A buffer of another process that nobody writes over as long as this object lives.
+
+    The hold is a shared lock of the file, for which its owner asks the kernel before it writes.
+    The kernel ends it with this process, so a process that dies holds nothing.
+
+    Attributes:
+        bytes: uint8, all of it.
+    """
+
+    def __init__(self, place: Place) -> None:
+        """Hold what lies at `place`.
+
+        Raises:
+            OSError: the process is gone, or this one may not read it, or the buffer is just about
+                to be written.
+            ValueError: the buffer is gone, or was written again.
+        """
+        self._fd = _opened(place)
+        self._place = place
+        fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        mapped = _mapped(self._fd)
+        serial = mapped[-_SERIAL_BYTES:].numpy().tobytes()
+        if int.from_bytes(serial, "little") != place.serial:
+            raise ValueError(f"the buffer at {place} was written again")
+        self.bytes = mapped[:-_SERIAL_BYTES]
+
+    def place(self, offset: int) -> Place:
+        """Where other processes find the byte at `offset`, whatever becomes of the owner."""
+        return replace(self._place, pid=os.getpid(), fd=self._fd, offset=offset)
+
+    def holds(self, place: Place) -> bool:
+        """Whether the bytes at a place are those held here."""
+        return (place.inode, place.serial) == (self._place.inode, self._place.serial)
+
+    def __del__(self) -> None:
+        """End the hold; tensors of the bytes keep the memory itself."""
+        fd = getattr(self, "_fd", -1)
+        if fd >= 0:
+            os.close(fd)
 
 
 class Mappings:
@@ -114,7 +176,7 @@ class Mappings:
     def __init__(self, kept: int = _MAPPINGS_KEPT, *, gpu: torch.device | None = None) -> None:
         """`gpu` is the one that copies from them; None: none does."""
         self._gpu = gpu
-        self._mapped: LRUCache[tuple[int, int, int], MappedBuffer] = LRUCache(kept)
+        self._mapped: LRUCache[int, MappedBuffer] = LRUCache(kept)
 
     def read(self, place: Place, nbytes: int) -> Tensor:
         """Bytes of another process: uint8, not to be written to.
@@ -123,7 +185,7 @@ class Mappings:
             OSError: the process is gone, or this one may not read it.
             ValueError: the bytes are not there any more.
         """
-        whole = self._map(place).bytes
+        whole = self.buffer(place).bytes
         if place.offset + nbytes > len(whole):
             raise ValueError(f"{nbytes} bytes at {place} end after the buffer's {len(whole)}")
         return whole[place.offset : place.offset + nbytes]
@@ -133,12 +195,36 @@ class Mappings:
         """Of a buffer that is mapped; 0: all are as fast as they can be."""
         return max((one.pin_error for one in self._mapped.values()), default=0)
 
-    def _map(self, place: Place) -> MappedBuffer:
-        key = place.pid, place.fd, place.inode
-        mapped = self._mapped.get(key)
+    def buffer(self, place: Place) -> MappedBuffer:
+        """The buffer around a place, mapped.
+
+        Raises:
+            OSError, ValueError: see `read`.
+        """
+        if not place.serial:
+            self._keep_only(place.inode)
+        mapped = self._mapped.get(place.inode)
         if mapped is None:
             # Another one may go for it, and is pinned no more before this one is.
-            mapped = self._mapped[key] = MappedBuffer(place)
+            mapped = self._mapped[place.inode] = MappedBuffer(place)
             if self._gpu is not None:
                 mapped.pin_error = pin(mapped, self._gpu)
         return mapped
+
+    def _keep_only(self, inode: int) -> None:
+        """Memory that is not written again and again would only be kept from the system."""
+        for other in set(self._mapped) - {inode}:
+            del self._mapped[other]
+
+
+def _opened(place: Place) -> int:
+    fd = os.open(f"/proc/{place.pid}/fd/{place.fd}", os.O_RDWR | os.O_CLOEXEC)
+    if os.fstat(fd).st_ino != place.inode:
+        os.close(fd)
+        raise ValueError(f"the buffer at {place} is gone")
+    return fd
+
+
+def _mapped(fd: int) -> Tensor:
+    # Writable, as torch knows no other tensors.
+    return torch.frombuffer(mmap.mmap(fd, 0), dtype=torch.uint8)

@@ -3,17 +3,17 @@
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from dataclasses import replace
 
 from torch import Tensor
 
-from services.protocol.weights.weight_bus import Link
+from services.protocol.weights.weight_bus import Link, Transport
 from services.protocol.weights.weights import TensorSpec, WeightManifest
-from services.transport.bucket import NOT_YET, Encoded, Kind, apply_changes, digest, whole
+from services.transport.bucket import NOT_YET, Encoded, Kind, apply_changes, changes, digest, whole
 from services.transport.gloo import GlooLink, LinkBroken
-from services.transport.shared_memory import SharedBuffer
+from services.transport.shared_memory import HeldBuffer, SharedBuffer
 from services.transport.version_bytes import VersionBytes, block_bytes
 
 OpenLink = Callable[[Link], GlooLink]
@@ -40,9 +40,10 @@ class StagedVersion:
     def __init__(
         self,
         manifest: WeightManifest,
-        buffer: SharedBuffer,
+        buffer: SharedBuffer | HeldBuffer,
         *,
         base: "StagedVersion | None" = None,
+        written: Collection[int] = (),
     ) -> None:
         """Make a place for a version.
 
@@ -50,6 +51,8 @@ class StagedVersion:
             manifest: what must arrive.
             buffer: at least `block_bytes(manifest)`; may be the base's, which goes with it.
             base: the version onto which changes may be sent.
+            written: trainer ranks of this node that have written their bytes into the buffer. They
+                made the manifest's digests of these very bytes.
 
         Raises:
             ValueError: the base is of another shape.
@@ -58,8 +61,13 @@ class StagedVersion:
             raise ValueError("the version has other tensors or buckets than its base")
         self.manifest, self.buffer, self._base = manifest, buffer, base
         self.bytes = VersionBytes(manifest, buffer.bytes[: block_bytes(manifest)])
-        self._arrived: list[set[int]] = [set() for _ in range(manifest.world_size)]
+        self._written = frozenset(written)
+        buckets = range(len(manifest.buckets))
+        self._arrived: list[set[int]] = [
+            set(buckets if rank in self._written else ()) for rank in range(manifest.world_size)
+        ]
         self._changes: dict[tuple[int, int], Encoded] = {}
+        self._before = base if self._written else None  # whose changes nobody has sent
         self._moved = threading.Condition()
         self._writing = [threading.Lock() for _ in self._arrived]
         self._attempt: Future[float] = Future()
@@ -76,7 +84,7 @@ class StagedVersion:
         return all(len(here) == len(self.manifest.buckets) for here in self._arrived)
 
     def receive(self, links: tuple[Link, ...], open_link: OpenLink) -> Future[float]:
-        """Begin an attempt: receive what is not here yet.
+        """Begin an attempt: receive what is not here yet. Links over shared memory bring nothing.
 
         Args:
             links: those of every trainer rank, in rank order.
@@ -95,7 +103,10 @@ class StagedVersion:
         attempt = self._attempt = Future()
         attempt.set_running_or_notify_cancel()  # a waiter that is cancelled cancels nothing here
         began = time.monotonic()
+        self._end_if_complete(attempt, began)
         for link in links:
+            if link.transport is Transport.SHARED_MEMORY:
+                continue
             threading.Thread(
                 target=_receive,
                 args=(weakref.ref(self), link, open_link, attempt, began),
@@ -118,13 +129,14 @@ class StagedVersion:
         # The error of a failed attempt knows the frames that it came through, and so this version:
         # the memory would stay until Python looks for circles.
         self._attempt = Future()
+        self.forget_changes()
         with self._moved:
             self._retired = True
             self._moved.notify_all()
 
     def forget_changes(self) -> None:
         """Send others whole buckets from now on: what had changed is no longer kept."""
-        self._changes = {}
+        self._changes, self._before = {}, None
 
     def encoded(self, rank: int, bucket: int, base: int | None, timeout_s: float) -> Encoded:
         """What trainer rank `rank` sent of a bucket, as soon as it is here; `NOT_YET` before.
@@ -146,7 +158,7 @@ class StagedVersion:
                 raise LinkBroken("superseded")
             if bucket not in self._arrived[rank]:
                 return NOT_YET
-        changed = self._changes.get((rank, bucket))
+        changed = self._changes.get((rank, bucket)) or self._find_changes(rank, bucket, base)
         if changed is not None and changed.base == base:
             return changed
         payload = self.bytes.shard_bytes(rank, bucket)
@@ -172,10 +184,26 @@ class StagedVersion:
         # Edge of the thread: every error becomes the receiver's vote.
         except Exception as error:  # noqa: BLE001
             self.fail(attempt, f"trainer rank {link.trainer_rank}: {error}")
+        self._end_if_complete(attempt, began)
+
+    def _end_if_complete(self, attempt: Future[float], began: float) -> None:
         with self._moved:
             if self.complete and not attempt.done():
                 self._base = None  # or every version would keep the one before
                 attempt.set_result(time.monotonic() - began)
+
+    def _find_changes(self, rank: int, bucket: int, base: int | None) -> Encoded | None:
+        """Of a bucket that was written here, since the version before."""
+        before = self._before
+        if before is None or rank not in self._written or before.manifest.version != base:
+            return None
+        new, old = (one.bytes.shard_bytes(rank, bucket) for one in (self, before))
+        first, _ = self.manifest.buckets[bucket]
+        itemsize = self.manifest.tensors[first].dtype.itemsize
+        found = changes(new, old, base, itemsize)
+        if found is not None:
+            self._changes[rank, bucket] = found
+        return found
 
     def _receive_bucket(
         self, link: GlooLink, rank: int, bucket: int, attempt: Future[float]
@@ -195,11 +223,9 @@ class StagedVersion:
                 payload = self._old_bytes(encoded, rank, bucket)
                 first, _ = self.manifest.buckets[bucket]
                 apply_changes(encoded, payload, self.manifest.tensors[first].dtype.itemsize)
-                kept = replace(encoded, payload=encoded.payload.clone(), place=None)
+                kept = replace(encoded, payload=encoded.payload.clone())
                 self._changes[rank, bucket] = kept
             self.bytes.write(payload, rank, bucket)
-        link.release()
-        # Of what was copied, not of what was received: a sender's memory may change meanwhile.
         if digest(self.bytes.shards(rank, bucket)) != self.manifest.digests[rank][bucket]:
             raise ValueError(f"digest of bucket {bucket} is not the manifest's")
         with self._moved:

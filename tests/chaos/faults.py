@@ -3,6 +3,7 @@
 import threading
 from typing import Any
 
+from services.protocol.weights.place import Place
 from services.transport.bucket import BucketSource, Encoded
 from services.transport.gloo import GlooLink
 
@@ -35,9 +36,11 @@ class Faults:
             self._waiting.clear()
             self._changed.notify_all()
 
-    def wait_at(self, replica_id: str, bucket: int) -> None:
-        """Return when the time has come to send a bucket."""
+    def wait_at(self, replica_id: str, bucket: int | None) -> None:
+        """Return when the time has come to send a bucket; None: the place of all."""
         with self._changed:
+            if bucket is None:
+                bucket = self._held_at.get(replica_id, -1)
             if self._held_at.get(replica_id) == bucket:
                 self._waiting.add(replica_id)
                 self._changed.notify_all()
@@ -54,6 +57,12 @@ class FaultySource:
     def __init__(self, source: BucketSource, replica_id: str) -> None:
         self._source, self._replica_id = source, replica_id
         self.version, self.bucket_count = source.version, source.bucket_count
+
+    @property
+    def place(self) -> Place | None:
+        if self._source.place is not None:
+            FAULTS.wait_at(self._replica_id, None)
+        return self._source.place
 
     def encoded(self, bucket: int, base: int | None) -> Encoded:
         FAULTS.wait_at(self._replica_id, bucket)

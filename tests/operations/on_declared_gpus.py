@@ -103,7 +103,7 @@ class Member(Replica):
         self._bus, self._id = bus_peer(), serve.get_replica_context().replica_id.unique_id
         self._address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         self._receiver = VersionReceiver(self._address)
-        self._mappings = Mappings(kept=1)
+        self._mappings = Mappings()
         self._work: set[asyncio.Task[Any]] = set()
         self._following = asyncio.create_task(self.run())
 

@@ -101,7 +101,7 @@ class OnDevice:
     def reshape(self, *shape: int) -> "OnDevice":
         return OnDevice(self.cuda, self.values.reshape(*shape))
 
-    def split(self, size: int) -> "list[OnDevice]":
+    def split(self, size: int | list[int]) -> "list[OnDevice]":
         return [OnDevice(self.cuda, one) for one in self.values.split(size)]
 
     def to(self, dtype: torch.dtype) -> "OnDevice":

@@ -109,7 +109,8 @@ class RankProcess:
     def snapshot_bytes(self, version: int) -> list[bytes]:
         """None of a rank that has nothing to send."""
         taken = self._learner.snapshots.get(version)
-        return [bucket.numpy().tobytes() for bucket in taken.buckets] if taken else []
+        buckets = range(len(taken.buckets)) if taken else ()
+        return [taken.bucket(index).numpy().tobytes() for index in buckets]
 
     def full_tensors(self) -> dict[str, Any]:
         named = self._learner._policy.checkpoint_parameters()

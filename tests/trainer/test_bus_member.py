@@ -10,7 +10,6 @@ import torch
 
 from services.protocol.errors import NotReady
 from services.protocol.weights.hello import TrainerHello
-from services.protocol.weights.place import Place
 from services.protocol.weights.weight_bus import (
     DropLinks,
     Link,
@@ -26,7 +25,6 @@ from services.transport.gloo import LinkBroken
 
 HELLO = TrainerHello(member_id="trainer/a/0", group="a", rank=0, world_size=1)
 DEADLINE_S = 300.0
-NOWHERE = Place(pid=0, fd=0, inode=0, offset=0)
 
 
 class FakeBus:
@@ -119,8 +117,8 @@ def link_to(replica_id: str, prefix: str) -> Link:
 
 
 def snapshot_of(version: int) -> Snapshot:
-    buckets = (torch.zeros(4, dtype=torch.uint8),)
-    return Snapshot(version=version, buckets=buckets, places=(NOWHERE,), digests=("",), itemsize=4)
+    buckets = ((torch.zeros(4, dtype=torch.uint8),),)
+    return Snapshot(version=version, buckets=buckets, digests=("",), itemsize=4)
 
 
 @pytest.fixture

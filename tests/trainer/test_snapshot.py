@@ -2,19 +2,15 @@
 
 import torch
 
-from services.protocol.weights.place import Place
 from services.trainer.snapshot.snapshot import Snapshot, SnapshotStore
 from services.transport.bucket import Kind, apply_changes
 
-NOWHERE = Place(pid=0, fd=0, inode=0, offset=0)
-
 
 def make_snapshot(version: int, *values: list[float]) -> Snapshot:
-    buckets = tuple(torch.tensor(one).view(torch.uint8) for one in values)
+    buckets = tuple((torch.tensor(one).view(torch.uint8),) for one in values)
     return Snapshot(
         version=version,
         buckets=buckets,
-        places=(NOWHERE,) * len(values),
         digests=("",) * len(values),
         itemsize=4,
     )

@@ -22,7 +22,7 @@ from services.protocol.weights.weights import (
     WeightManifest,
     plan_buckets,
 )
-from services.transport.bucket import MAGIC, NO_BASE, Kind, digest
+from services.transport.bucket import MAGIC, NO_BASE, Header, Kind, digest
 
 HOST = "127.0.0.1"
 LINK_TIMEOUT_S = 120.0
@@ -159,10 +159,8 @@ class Sender:
             if fault.die_before_bucket == bucket:
                 self.groups.pop(link.prefix)
                 return
-            header = torch.tensor(
-                [MAGIC, version, bucket, Kind.FULL, NO_BASE, payload.numel(), 0, 0, 0, 0]
-            )
-            _broadcast(group, header)
+            header = Header(kind=Kind.FULL, base=NO_BASE, size=payload.numel())
+            _broadcast(group, header.pack(version, bucket))
             if payload.numel():
                 wrong = payload.clone()
                 if fault.corrupt_bucket == bucket:

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from services.protocol.weights.place import Place
 from services.protocol.weights.weight_bus import SendWeights, StageWeights
 from services.trainer.snapshot.snapshot import Snapshot, SnapshotStore
 from services.transport.links import make_link
@@ -18,7 +17,6 @@ from services.transport.version_bytes import VersionBytes, block_bytes
 from .sender import HOST, Sender
 
 DEADLINE_S = 300.0
-NOWHERE = Place(pid=0, fd=0, inode=0, offset=0)
 NODES = 3
 Tensors = dict[str, torch.Tensor]
 
@@ -39,12 +37,10 @@ class Trainer:
         for store, buckets, digests in zip(
             self._stores, payloads, order.manifest.digests, strict=True
         ):
-            places = (NOWHERE,) * len(buckets)
             store.put(
                 Snapshot(
                     version=version,
-                    buckets=tuple(buckets),
-                    places=places,
+                    buckets=tuple((bucket,) for bucket in buckets),
                     digests=digests,
                     itemsize=4,
                 )

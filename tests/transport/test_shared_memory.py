@@ -4,16 +4,24 @@ import os
 import subprocess
 import sys
 import threading
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import astuple, replace
 
 import pytest
 import torch
 from torch.distributed import TCPStore
 
+from services.protocol.weights.place import Place
 from services.protocol.weights.weight_bus import Transport
-from services.transport.bucket import Encoded, whole
+from services.transport.bucket import Encoded
 from services.transport.gloo import GlooLink, LinkBroken
-from services.transport.shared_memory import BufferPool, Mappings, SharedBuffer, memory_domain
+from services.transport.shared_memory import (
+    BufferPool,
+    HeldBuffer,
+    Mappings,
+    SharedBuffer,
+    memory_domain,
+)
 
 from .test_gloo import HOST, make_link
 
@@ -23,6 +31,16 @@ from services.transport.shared_memory import Mappings, Place, memory_domain
 pid, fd, inode, offset, size = map(int, sys.argv[1:])
 place = Place(pid=pid, fd=fd, inode=inode, offset=offset)
 print(bytes(Mappings().read(place, size).tolist()).decode(), memory_domain())
+"""
+
+
+HOLD = """
+import sys, threading
+from services.transport.shared_memory import HeldBuffer, Place
+pid, fd, inode, offset, serial = map(int, sys.argv[1:])
+held = HeldBuffer(Place(pid=pid, fd=fd, inode=inode, offset=offset, serial=serial))
+print("held", flush=True)
+threading.Event().wait()
 """
 
 
@@ -67,63 +85,115 @@ def test_memory_is_used_again_only_when_it_was_given_back() -> None:
     assert pool.take(64) is second
 
 
+def test_a_buffer_that_another_holds_is_not_written_again() -> None:
+    pool = BufferPool()
+    first = pool.take(8)
+    held = HeldBuffer(first.place(0))
+    pool.give(first)
+    second = pool.take(8)
+    assert second is not first
+    del held
+    assert first.begin_writing(), "a hold ends with the object"
+    pool.give(second)
+    assert pool.take(8) is second
+
+
+def test_the_hold_of_a_process_that_dies_ends_with_it() -> None:
+    buffer = filled(b"the weights")
+    assert buffer.begin_writing()
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, *map(str, astuple(buffer.place(0)))], stdout=subprocess.PIPE
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"held\n"
+    assert not buffer.begin_writing()
+    holder.kill()
+    holder.wait()
+    holder.stdout.close()
+    assert buffer.begin_writing()
+
+
+def test_what_was_written_again_is_not_taken_for_what_was_there() -> None:
+    buffer = BufferPool().take(8)
+    place = buffer.place(0)
+    assert HeldBuffer(place).holds(place)
+    assert buffer.begin_writing()
+    with pytest.raises(ValueError, match="written again"):
+        HeldBuffer(place)
+    assert HeldBuffer(buffer.place(0)).holds(buffer.place(0))
+
+
+def test_a_held_buffer_can_be_mapped_when_its_owner_is_gone() -> None:
+    buffer = filled(b"the weights")
+    held = HeldBuffer(buffer.place(0))
+    del buffer
+    assert Mappings().read(held.place(4), 7).numpy().tobytes() == b"weights"
+
+
+def test_buffers_that_are_written_in_turn_stay_mapped_and_others_do_not() -> None:
+    mappings = Mappings()
+    in_turn = [BufferPool().take(4) for _ in range(3)]
+    first = [mappings.buffer(one.place(0)) for one in in_turn]
+    assert [mappings.buffer(one.place(0)) for one in in_turn] == first
+    other = filled(b"once")
+    mappings.read(other.place(0), 4)
+    assert mappings.buffer(in_turn[0].place(0)) is not first[0]
+
+
 class Source:
-    """Two buckets in shared memory, one of which is changed after it was sent."""
+    """A version in shared memory, or nowhere."""
 
     version, bucket_count = 3, 2
 
-    def __init__(self) -> None:
-        self.buffer = filled(b"first second")
-        self.sent: list[int] = []
+    def __init__(self, place: Place | None) -> None:
+        self.place = place
 
     def encoded(self, bucket: int, base: int | None) -> Encoded:
-        self.sent.append(bucket)
-        first, last = ((0, 5), (6, 12))[bucket]
-        return whole(self.buffer.bytes[first:last], self.buffer.place(first))
+        raise AssertionError("nothing is sent")
 
 
-def open_both(timeout_s: float) -> tuple[GlooLink, GlooLink]:
+@pytest.fixture
+def ends() -> Iterator[tuple[GlooLink, GlooLink]]:
     store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
-    link = replace(make_link(store, timeout_s=timeout_s), transport=Transport.SHARED_MEMORY)
+    link = replace(make_link(store, timeout_s=300.0), transport=Transport.SHARED_MEMORY)
     ends = GlooLink(link, HOST), GlooLink(link, HOST, member=1)
     opening = threading.Thread(target=ends[0].open)
     opening.start()
     ends[1].open()
     opening.join()
-    return ends
+    yield ends
+    for one in ends:
+        one.close()
 
 
-def test_the_sender_goes_on_when_the_receiver_has_read() -> None:
-    sender, receiver = open_both(timeout_s=300.0)
-    source, sent = Source(), []
-    sending = threading.Thread(target=lambda: sent.append(sender.send(source, None)))
+def test_a_sender_says_where_its_bytes_lie_and_sends_none(ends: tuple[GlooLink, GlooLink]) -> None:
+    sender, receiver = ends
+    place, sent = BufferPool().take(8).place(0), []
+    sending = threading.Thread(target=lambda: sent.append(sender.send(Source(place), None)))
     sending.start()
-    receiver.ask(3, 0)
-    for bucket, expected in enumerate((b"first", b"second")):
-        got = receiver.receive_bucket(version=3, bucket=bucket, nbytes=len(expected))
-        assert got.payload.numpy().tobytes() == expected
-        assert source.sent == list(range(bucket + 1)), "the sender did not wait"
-        receiver.release()
+    assert receiver.receive_place(3) == place
     sending.join(300)
-    assert sent == [11]
+    assert sent == [0]
 
 
-def test_a_receiver_that_does_not_release_a_bucket_breaks_the_link_at_its_deadline() -> None:
-    sender, receiver = open_both(timeout_s=0.5)
+def test_a_sender_whose_bytes_others_cannot_map_breaks_the_link(
+    ends: tuple[GlooLink, GlooLink],
+) -> None:
+    sender, receiver = ends
     broken: list[LinkBroken] = []
 
     def send() -> None:
         try:
-            sender.send(Source(), None)
+            sender.send(Source(None), None)
         except LinkBroken as error:
             broken.append(error)
 
     sending = threading.Thread(target=send)
     sending.start()
-    receiver.ask(3, 0)
-    receiver.receive_bucket(version=3, bucket=0, nbytes=5)
+    with pytest.raises(RuntimeError):
+        receiver.receive_place(3)
     sending.join(300)
-    assert len(broken) == 1
+    assert "no memory that others can map" in str(broken[0])
 
 
 def test_no_name_is_left_in_the_shared_memory_folder() -> None:

@@ -12,9 +12,12 @@ class Place:
         fd: its file descriptor.
         inode: of the file; tells a descriptor that was closed and given to another file.
         offset: first byte.
+        serial: which writing of that memory is meant; 0: its owner does not write there again
+            while it says that the bytes lie there.
     """
 
     pid: int
     fd: int
     inode: int
     offset: int
+    serial: int = 0

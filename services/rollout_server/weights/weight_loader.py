@@ -29,7 +29,7 @@ from services.rollout_server.engine.vllm_patches import (
 )
 from services.rollout_server.engine.vllm_patches.cpu_seeds import leave_draws_spent
 from services.rollout_server.engine.vllm_patches.cpu_sleep import sleep_on_cpu
-from services.transport.shared_memory import Mappings
+from services.transport.shared_memory import HeldBuffer, Mappings
 from services.transport.version_bytes import VersionBytes, block_bytes
 
 BACKEND = "millrace_staged"
@@ -70,8 +70,10 @@ class StagedWeightLoader(WeightTransferEngine[NoInit, StagedInfo]):
         super().__init__(*args)
         if hasattr(self.model, "lora_manager"):
             adapter_load.leave_ends_alone(self.model)
-        self._mappings = Mappings(kept=1, gpu=self.device if self.device.type == "cuda" else None)
+        self._mappings = Mappings(gpu=self.device if self.device.type == "cuda" else None)
         self._staged: VersionBytes | None = None
+        self._manifest: WeightManifest | None = None
+        self._held: HeldBuffer | None = None
         self._plan: load_plan.LoadPlan | None = None
         self.torn = False
         self.committed: dict[str, Any] = {"version": None, "digest": ""}
@@ -84,16 +86,18 @@ class StagedWeightLoader(WeightTransferEngine[NoInit, StagedInfo]):
         self.abandon()
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Map a version that is complete.
+        """Map a version that is complete, and hold it if it lies in memory that is written again.
 
         Raises:
             OSError: its memory cannot be read.
-            ValueError: its memory is gone, or too small for the manifest.
+            ValueError: its memory is gone, was written again, or is too small for the manifest.
         """
         info = self.parse_update_info(update_info)
         manifest = msgspec.msgpack.decode(info.manifest, type=WeightManifest)
         place = msgspec.msgpack.decode(info.place, type=Place)
+        self._held = HeldBuffer(place) if place.serial else None
         self._staged = VersionBytes(manifest, self._mappings.read(place, block_bytes(manifest)))
+        self._manifest = manifest
 
     def receive_weights(self, update_info: StagedInfo) -> None:
         """Never called: `update_weights` is overridden."""
@@ -106,10 +110,10 @@ class StagedWeightLoader(WeightTransferEngine[NoInit, StagedInfo]):
             RuntimeError: nothing is staged (the live model is as before), or
                 loading failed half-way (`torn` is then true until a commit succeeds).
         """
-        staged = self._staged
-        if staged is None:
+        staged, manifest = self._staged, self._manifest
+        if staged is None or manifest is None:
             raise RuntimeError("no version is staged")
-        adapter = staged.manifest.adapter
+        adapter = manifest.adapter
         if adapter is None:
             self.torn = True
             self._plan = load_plan.load(self.model, self.model_config, staged, self._plan)
@@ -118,8 +122,8 @@ class StagedWeightLoader(WeightTransferEngine[NoInit, StagedInfo]):
             self.torn = True
             adapter_load.exchange(self.model, loaded)
         self.torn = False
-        self.committed = {"version": staged.manifest.version, "digest": staged.manifest.digest}
-        self._staged = None
+        self.committed = {"version": manifest.version, "digest": manifest.digest}
+        self.abandon()
 
     @property
     def pin_error(self) -> int:
@@ -127,8 +131,8 @@ class StagedWeightLoader(WeightTransferEngine[NoInit, StagedInfo]):
         return self._mappings.pin_error
 
     def abandon(self) -> None:
-        """Forget what was staged."""
-        self._staged = None
+        """Forget what was staged, so that its memory may be written again."""
+        self._staged = self._manifest = self._held = None
 
     def shutdown(self) -> None:
         """Drop everything."""

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
+from services.protocol.weights.place import Place
 from services.protocol.weights.weight_bus import Link
 from services.transport.bucket import BucketSource, Encoded
 from services.transport.gloo import GlooLink, LinkBroken
@@ -51,12 +52,26 @@ class FaultInjector:
 
 
 class _FaultySource:
-    """A version with one wrong bit, or that ends in the middle."""
+    """A version with one wrong bit, or that ends in the middle.
+
+    Where only its place is sent, that is wrong, or is not sent.
+    """
 
     def __init__(self, source: BucketSource, fault: SendFault, bucket: int) -> None:
         self._source, self._fault, self._bucket = source, fault, bucket
         self._done = False
         self.version, self.bucket_count = source.version, source.bucket_count
+
+    @property
+    def place(self) -> Place | None:
+        """See `BucketSource`; the fault is in it."""
+        place = self._source.place
+        if self._done or place is None:
+            return place
+        self._done = True
+        if self._fault == "drop":
+            raise LinkBroken("dropped on purpose")
+        return replace(place, serial=place.serial + 1)
 
     def encoded(self, bucket: int, base: int | None) -> Encoded:
         """The bucket; the fault is in the first one with a payload from the chosen one on."""
@@ -68,4 +83,4 @@ class _FaultySource:
             raise LinkBroken("dropped on purpose")
         wrong = encoded.payload.clone()
         wrong[-1] ^= 1
-        return replace(encoded, payload=wrong, place=None)
+        return replace(encoded, payload=wrong)

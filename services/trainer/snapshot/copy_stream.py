@@ -2,14 +2,13 @@
 
 import contextlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
 
-from services.transport.pinned_memory import pin
-from services.transport.shared_memory import SharedBuffer
+from services.transport.pinned_memory import Buffer, pin
 
 PIECE = 1 << 24
 """Elements that are converted on the device at a time: 32 MiB of bfloat16."""
@@ -28,9 +27,9 @@ class CopyStream:
     def __init__(self, *, on_device: bool) -> None:
         self._stream = torch.cuda.Stream() if on_device else None
         self._read: torch.cuda.Event | None = None
-        self._pinned: weakref.WeakSet[SharedBuffer] = weakref.WeakSet()
+        self._pinned: weakref.WeakSet[Buffer] = weakref.WeakSet()
 
-    def reading(self, buffer: SharedBuffer) -> AbstractContextManager[object]:
+    def reading(self, buffer: Buffer) -> AbstractContextManager[object]:
         """Where shards are read: after the changes that were asked for before."""
         if self._stream is None:
             return contextlib.nullcontext()
@@ -40,13 +39,15 @@ class CopyStream:
         self._stream.wait_stream(torch.cuda.current_stream())
         return torch.cuda.stream(self._stream)
 
-    def copy(self, shard: Tensor, target: Tensor) -> None:
-        """Convert a shard into `target`, a part of the buffer with as many elements."""
-        for piece, into in zip(shard.reshape(-1).split(PIECE), target.split(PIECE), strict=True):
-            if piece.is_cuda:
-                into.copy_(piece.to(into.dtype), non_blocking=True)
-            else:
-                into.copy_(piece)
+    def copy(self, shard: Tensor, targets: Sequence[Tensor]) -> None:
+        """Convert a shard into `targets`, parts of the buffer with as many elements together."""
+        parts = shard.reshape(-1).split([target.numel() for target in targets])
+        for part, target in zip(parts, targets, strict=True):
+            for piece, into in zip(part.split(PIECE), target.split(PIECE), strict=True):
+                if piece.is_cuda:
+                    into.copy_(piece.to(into.dtype), non_blocking=True)
+                else:
+                    into.copy_(piece)
 
     def copied(self) -> Callable[[], object]:
         """A wait of any thread until the device is done with the copies so far."""

@@ -2,9 +2,8 @@
 
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import accumulate
 
 import torch
 import torch.distributed as dist
@@ -18,9 +17,10 @@ from services.trainer.heartbeat import HEARTBEAT, name_thread
 from services.trainer.model.model import Policy
 from services.trainer.snapshot.copy_stream import CopyStream
 from services.trainer.snapshot.layout import WireLayout, exported_tensors, tensor_specs
+from services.trainer.snapshot.node_block import NodeBlocks
 from services.trainer.snapshot.snapshot import Snapshot, SnapshotStore
 from services.transport.bucket import digest
-from services.transport.shared_memory import BufferPool
+from services.transport.version_bytes import VersionBytes, block_bytes
 
 HASH_THREADS = 4
 """At about 2 GB/s each, they keep up with a GPU that copies to host memory."""
@@ -37,7 +37,7 @@ class WeightExporter:
 
     def __init__(self, policy: Policy, config: TrainerConfig, base: str | None) -> None:
         """`base` is the digest of the weights that an adapter is for."""
-        self._lora, self._senders, self._pool = config.lora, config.shards, BufferPool()
+        self._lora = config.lora
         self._dtype: torch.dtype = getattr(torch, config.dtype)
         self.snapshots = SnapshotStore()
         self.adapter: Adapter | None = None
@@ -50,8 +50,7 @@ class WeightExporter:
             [one.divided for one in tensors], numels[: config.shards], names, Dtype(config.dtype)
         )
         self.layout = WireLayout(specs, config.bucket_bytes)
-        sizes = (count * self._dtype.itemsize for count in numels[dist.get_rank()])
-        self._ends = list(accumulate(sizes, initial=0))
+        self._blocks = NodeBlocks(block_bytes(self.layout), config.shards)
         self._copies = CopyStream(on_device=config.device == "cuda" and config.offload != "all")
         self._hashing = ThreadPoolExecutor(
             min(HASH_THREADS, os.cpu_count() or 1), "hash", _name_hashing_thread
@@ -63,27 +62,30 @@ class WeightExporter:
         Ranks beyond the first copy of the model send nothing and have no digests.
         """
         policy.reshard_all()
-        if dist.get_rank() >= self._senders:
+        block = self._blocks.take()
+        if block is None:
             return ()
-        buffer, ends = self._pool.take(self._ends[-1]), self._ends
-        ranges = [(ends[first], ends[last]) for first, last in self.layout.parameters]
-        buckets = tuple(buffer.bytes[start:end] for start, end in ranges)
+        rank, written = dist.get_rank(), VersionBytes(self.layout, block.buffer.bytes)
         tensors, hashed = exported_tensors(policy, self._lora), []
-        with self._copies.reading(buffer):
+        buckets = tuple(
+            tuple(written.shards(rank, bucket)) for bucket in range(len(self.layout.buckets))
+        )
+        with self._copies.reading(block.buffer):
             for (first, last), bucket in zip(self.layout.parameters, buckets, strict=True):
                 for index in range(first, last):
-                    target = buffer.bytes[ends[index] : ends[index + 1]].view(self._dtype)
-                    self._copies.copy(tensors[index].shard(), target)
+                    parts = (written.shard(rank, one) for one in range(*self.layout.held[index]))
+                    targets = [part.view(self._dtype) for part in parts]
+                    self._copies.copy(tensors[index].shard(), targets)
                     HEARTBEAT.mark()  # a large model takes longer than progress_timeout_s
                 hashed.append(self._hashing.submit(_digest, self._copies.copied(), bucket))
         snapshot = Snapshot(
             version=version,
             buckets=buckets,
-            places=tuple(buffer.place(start) for start, _ in ranges),
             digests=tuple(map(_marked, hashed)),
             itemsize=self._dtype.itemsize,
+            place=block.place,
         )
-        weakref.finalize(snapshot, self._pool.give, buffer)
+        weakref.finalize(snapshot, self._blocks.give, block)
         self.snapshots.put(snapshot)
         return snapshot.digests
 
@@ -92,9 +94,9 @@ class WeightExporter:
         self._copies.let_weights_change()
 
 
-def _digest(copied: Callable[[], object], bucket: Tensor) -> str:
+def _digest(copied: Callable[[], object], bucket: Sequence[Tensor]) -> str:
     copied()
-    return digest([bucket])
+    return digest(bucket)
 
 
 def _marked(hashed: "Future[str]") -> str:

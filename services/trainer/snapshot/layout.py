@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import accumulate, chain, pairwise
 
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
@@ -124,12 +124,14 @@ class WireLayout:
         tensors: every tensor of the checkpoint, in the order in which they travel.
         buckets: half-open ranges of indexes into `tensors`.
         parameters: the same buckets as ranges of indexes into the model's parameters.
+        held: for each parameter, the range of indexes into `tensors` of those that it contains.
     """
 
     def __init__(self, held: Sequence[tuple[TensorSpec, ...]], target_bytes: int) -> None:
         """`held[i]` are the tensors in parameter i."""
         self.tensors = tuple(chain.from_iterable(held))
         firsts = [0, *accumulate(len(specs) for specs in held)]
+        self.held = tuple(pairwise(firsts))
         of_first = {first: index for index, first in enumerate(firsts)}
         # Only a bucket that ends where a parameter ends can be copied from parameters.
         ends = [last for _, last in plan_buckets(self.tensors, target_bytes) if last in of_first]

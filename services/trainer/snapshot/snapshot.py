@@ -3,11 +3,14 @@
 import threading
 from dataclasses import dataclass
 
+import torch
 from cachetools import FIFOCache
 from torch import Tensor
 
 from services.protocol.weights.place import Place
 from services.transport.bucket import Encoded, changes, whole
+
+_NOTHING = torch.empty(0, dtype=torch.uint8)
 
 SNAPSHOTS_KEPT = 2
 """Versions a rank can still send: the newest, and the one that late links may be sending."""
@@ -19,22 +22,23 @@ class Snapshot:
 
     Attributes:
         version: policy version.
-        buckets: uint8 host tensors, not written again while the snapshot is held; a bucket
-            may be empty.
-        places: where other processes of this node can read each bucket.
+        buckets: uint8 host tensors, the pieces of each bucket, not written again while the
+            snapshot is held; a bucket may be empty.
         digests: blake3 hex of each bucket.
         itemsize: bytes per element.
+        place: see `services.transport.bucket.BucketSource`.
     """
 
     version: int
-    buckets: tuple[Tensor, ...]
-    places: tuple[Place, ...]
+    buckets: tuple[tuple[Tensor, ...], ...]
     digests: tuple[str, ...]
     itemsize: int
+    place: Place | None = None
 
-    def whole(self, bucket: int) -> Encoded:
-        """A bucket as it is."""
-        return whole(self.buckets[bucket], self.places[bucket])
+    def bucket(self, index: int) -> Tensor:
+        """A bucket in one piece."""
+        pieces = self.buckets[index]
+        return pieces[0] if len(pieces) == 1 else torch.cat([_NOTHING, *pieces])
 
 
 class SnapshotStore:
@@ -70,11 +74,11 @@ class SnapshotStore:
             if key not in self._encoded:
                 found = None
                 if old is not None:
-                    new, itemsize = snapshot.buckets[bucket], snapshot.itemsize
-                    found = changes(new, old.buckets[bucket], base, itemsize)
+                    new, itemsize = snapshot.bucket(bucket), snapshot.itemsize
+                    found = changes(new, old.bucket(bucket), base, itemsize)
                 self._encoded = {k: v for k, v in self._encoded.items() if k[0] >= key[0]}
                 self._encoded[key] = found
-            return self._encoded[key] or snapshot.whole(bucket)
+            return self._encoded[key] or whole(snapshot.bucket(bucket))
 
 
 class SnapshotSource:
@@ -83,9 +87,10 @@ class SnapshotSource:
     def __init__(self, snapshot: Snapshot, store: SnapshotStore) -> None:
         self._snapshot, self._store = snapshot, store
         self.version, self.bucket_count = snapshot.version, len(snapshot.buckets)
+        self.place = snapshot.place
 
     def encoded(self, bucket: int, base: int | None) -> Encoded:
         """See `BucketSource`."""
         if base is None:
-            return self._snapshot.whole(bucket)
+            return whole(self._snapshot.bucket(bucket))
         return self._store.changes(self._snapshot, bucket, base)

@@ -142,7 +142,7 @@ def load(model: Any, config: Any, staged: VersionBytes, plan: LoadPlan | None) -
     if not current_platform.is_cpu():  # where most of the gain is, and where this has run
         layerwise_load.load(model, config, staged.named_tensors())
         return None
-    if plan is not None and plan.tensors == staged.manifest.tensors:
+    if plan is not None and plan.tensors == staged.layout.tensors:
         plan.load(staged.block, config.dtype)
         return plan
     with _noted() as noted:
@@ -150,9 +150,9 @@ def load(model: Any, config: Any, staged: VersionBytes, plan: LoadPlan | None) -
     layers = [_layer(layer, calls, staged.block) for layer, calls in noted]
     ready = [one for one in layers if one is not None]
     starts = {call.part.start for one in ready for call in one.calls}
-    if len(ready) < len(layers) or len(starts) < len(staged.manifest.tensors):
+    if len(ready) < len(layers) or len(starts) < len(staged.layout.tensors):
         return None
-    return LoadPlan(model, staged.manifest.tensors, ready)
+    return LoadPlan(model, staged.layout.tensors, ready)
 
 
 @contextmanager
