@@ -150,6 +150,8 @@ async def one_push(world: World, way: str, *, generating: bool) -> dict[str, Any
         RuntimeError: a replica serves other weights than the trainer's.
     """
     await world.change(CHANGED)
+    if generating:  # or the answers' prefill after the pause before this one counts for this way
+        await world.on_replicas("next_tokens")
     push = await getattr(world, way)()
     figures = {"total": push.total, "snapshot": push.snapshot, "staged": push.staged}
     if generating:
