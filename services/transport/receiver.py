@@ -1,7 +1,7 @@
 """The receiving end of one node's or replica's weights: its links, its staged version, its copy."""
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import torch
 
@@ -19,19 +19,6 @@ from services.transport.staged_version import StagedVersion, StageFailed
 from services.transport.version_bytes import block_bytes
 
 _MIB = 1 << 20
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Written:
-    """The block of a version in which trainer ranks of this node have written their bytes.
-
-    Attributes:
-        block: held, so that they do not write there again.
-        ranks: those.
-    """
-
-    block: HeldBuffer
-    ranks: tuple[int, ...]
 
 
 class VersionReceiver:
@@ -95,17 +82,16 @@ class VersionReceiver:
         """
         wanted = {link.prefix for link in order.links}
         self._links = {prefix: link for prefix, link in self._links.items() if prefix in wanted}
-        near = [one for one in order.links if one.transport is Transport.SHARED_MEMORY]
         try:
-            written = await asyncio.to_thread(self._written_here, near, order) if near else None
+            blocks = await asyncio.to_thread(self._written_blocks, order)
         except BaseException as error:
             self._links = {}
             if isinstance(error, (OSError, RuntimeError, ValueError)):
                 raise StageFailed(f"shared memory: {error}") from error
             raise
-        staged = await self._place_for(order, written)
+        staged = await self._place_for(order, blocks)
         try:
-            return await asyncio.wrap_future(staged.receive(order.links, self._open))
+            return await asyncio.wrap_future(staged.receive(order.links, self._open, blocks))
         except BaseException:
             # Closes the other links too, so that their senders need not wait.
             self._links = {}
@@ -196,19 +182,21 @@ class VersionReceiver:
     def _newest(self) -> int:
         return max((one.manifest.version for one in self._held()), default=-1)
 
-    async def _place_for(self, order: StageWeights, written: "_Written | None") -> StagedVersion:
+    async def _place_for(
+        self, order: StageWeights, blocks: Mapping[int, HeldBuffer]
+    ) -> StagedVersion:
         """The version as far as it has come, or a new place for it."""
         manifest, staged = order.manifest, self._staged
-        resumes = staged is not None and not staged.complete and staged.manifest == manifest
-        if staged is not None and resumes and written is None:
+        if staged is not None and not staged.complete and staged.manifest == manifest:
             await asyncio.to_thread(staged.stop)
             return staged
         self.abandon()
         base = self._base(order.base)
-        if written is None:
-            self._staged = StagedVersion(manifest, self._memory_for(order), base=base)
+        if len(blocks) == manifest.world_size and len({one.inode for one in blocks.values()}) == 1:
+            buffer = next(iter(blocks.values()))
+            self._staged = StagedVersion(manifest, buffer, base=base, is_written=True)
         else:
-            self._staged = StagedVersion(manifest, written.block, base=base, written=written.ranks)
+            self._staged = StagedVersion(manifest, self._memory_for(order), base=base)
         self._changes.notify()
         return self._staged
 
@@ -224,16 +212,12 @@ class VersionReceiver:
             buffer = SharedBuffer(size)
         return buffer
 
-    def _written_here(self, near: list[Link], order: StageWeights) -> "_Written":
-        """The block into which trainer ranks of this node wrote their bytes; called in a thread."""
+    def _written_blocks(self, order: StageWeights) -> dict[int, HeldBuffer]:
+        """The block into which each trainer rank of this node wrote; called in a thread."""
         version = order.manifest.version
+        near = [one for one in order.links if one.transport is Transport.SHARED_MEMORY]
         places = {one.trainer_rank: self._open(one).receive_place(version) for one in near}
-        first = places[near[0].trainer_rank]
-        block = HeldBuffer(first)
-        for rank, place in places.items():
-            if not block.holds(place):
-                raise ValueError(f"trainer rank {rank} has written at {place}, others at {first}")
-        return _Written(block=block, ranks=tuple(places))
+        return {rank: HeldBuffer(place) for rank, place in places.items()}
 
     def _give_up(self, version: StagedVersion) -> None:
         version.retire()

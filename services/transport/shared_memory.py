@@ -159,9 +159,10 @@ class HeldBuffer:
         """Where other processes find the byte at `offset`, whatever becomes of the owner."""
         return replace(self._place, pid=os.getpid(), fd=self._fd, offset=offset)
 
-    def holds(self, place: Place) -> bool:
-        """Whether the bytes at a place are those held here."""
-        return (place.inode, place.serial) == (self._place.inode, self._place.serial)
+    @property
+    def inode(self) -> int:
+        """Of its file, which all who hold it have in common."""
+        return self._place.inode
 
     def __del__(self) -> None:
         """End the hold; tensors of the bytes keep the memory itself."""

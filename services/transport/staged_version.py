@@ -3,13 +3,15 @@
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
 
 from torch import Tensor
 
-from services.protocol.weights.weight_bus import Link, Transport
+from services.protocol.weights.weight_bus import Link
 from services.protocol.weights.weights import TensorSpec, WeightManifest
 from services.transport.bucket import NOT_YET, Encoded, Kind, apply_changes, changes, digest, whole
 from services.transport.gloo import GlooLink, LinkBroken
@@ -43,7 +45,7 @@ class StagedVersion:
         buffer: SharedBuffer | HeldBuffer,
         *,
         base: "StagedVersion | None" = None,
-        written: Collection[int] = (),
+        is_written: bool = False,
     ) -> None:
         """Make a place for a version.
 
@@ -51,8 +53,8 @@ class StagedVersion:
             manifest: what must arrive.
             buffer: at least `block_bytes(manifest)`; may be the base's, which goes with it.
             base: the version onto which changes may be sent.
-            written: trainer ranks of this node that have written their bytes into the buffer. They
-                made the manifest's digests of these very bytes.
+            is_written: all trainer ranks have written their bytes into the buffer. They made the
+                manifest's digests of these very bytes.
 
         Raises:
             ValueError: the base is of another shape.
@@ -61,13 +63,10 @@ class StagedVersion:
             raise ValueError("the version has other tensors or buckets than its base")
         self.manifest, self.buffer, self._base = manifest, buffer, base
         self.bytes = VersionBytes(manifest, buffer.bytes[: block_bytes(manifest)])
-        self._written = frozenset(written)
-        buckets = range(len(manifest.buckets))
-        self._arrived: list[set[int]] = [
-            set(buckets if rank in self._written else ()) for rank in range(manifest.world_size)
-        ]
+        here = range(len(manifest.buckets)) if is_written else ()
+        self._arrived = [set(here) for _ in range(manifest.world_size)]
         self._changes: dict[tuple[int, int], Encoded] = {}
-        self._before = base if self._written else None  # whose changes nobody has sent
+        self._before = base if is_written else None  # nobody has sent what changed since
         self._moved = threading.Condition()
         self._writing = [threading.Lock() for _ in self._arrived]
         self._attempt: Future[float] = Future()
@@ -83,12 +82,18 @@ class StagedVersion:
         """Every byte of every rank is here and its digest is right."""
         return all(len(here) == len(self.manifest.buckets) for here in self._arrived)
 
-    def receive(self, links: tuple[Link, ...], open_link: OpenLink) -> Future[float]:
-        """Begin an attempt: receive what is not here yet. Links over shared memory bring nothing.
+    def receive(
+        self,
+        links: tuple[Link, ...],
+        open_link: OpenLink,
+        blocks: Mapping[int, HeldBuffer] = MappingProxyType({}),
+    ) -> Future[float]:
+        """Begin an attempt: receive what is not here yet.
 
         Args:
             links: those of every trainer rank, in rank order.
             open_link: called in the receiving threads.
+            blocks: into which trainer ranks of this node have written, in place of their links.
 
         Returns:
             Seconds from its start to the last checked byte, or `StageFailed`.
@@ -105,14 +110,15 @@ class StagedVersion:
         began = time.monotonic()
         self._end_if_complete(attempt, began)
         for link in links:
-            if link.transport is Transport.SHARED_MEMORY:
+            block = blocks.get(link.trainer_rank)
+            if block is None:
+                work = partial(_receive, weakref.ref(self), link, open_link, attempt, began)
+            elif link.stripe == 0 and not self.complete:
+                work = partial(self._copy, block, link.trainer_rank, attempt, began)
+            else:
                 continue
-            threading.Thread(
-                target=_receive,
-                args=(weakref.ref(self), link, open_link, attempt, began),
-                name=f"weights {link.prefix}",
-                daemon=True,
-            ).start()
+            name = f"weights {link.prefix}"
+            threading.Thread(target=work, name=name, daemon=True).start()
         return attempt
 
     def stop(self, error: str = "abandoned") -> None:
@@ -193,9 +199,9 @@ class StagedVersion:
                 attempt.set_result(time.monotonic() - began)
 
     def _find_changes(self, rank: int, bucket: int, base: int | None) -> Encoded | None:
-        """Of a bucket that was written here, since the version before."""
+        """What changed of a bucket since the version before, if nobody has sent that."""
         before = self._before
-        if before is None or rank not in self._written or before.manifest.version != base:
+        if before is None or before.manifest.version != base:
             return None
         new, old = (one.bytes.shard_bytes(rank, bucket) for one in (self, before))
         first, _ = self.manifest.buckets[bucket]
@@ -204,6 +210,20 @@ class StagedVersion:
         if found is not None:
             self._changes[rank, bucket] = found
         return found
+
+    def _copy(self, block: HeldBuffer, rank: int, attempt: Future[float], began: float) -> None:
+        """Copy what a trainer rank of this node has written; called by a thread."""
+        written = VersionBytes(self.manifest, block.bytes)
+        try:
+            for bucket in range(len(self.manifest.buckets)):
+                with self._writing[rank]:
+                    if attempt.done():
+                        return
+                    self.bytes.write(written.shard_bytes(rank, bucket), rank, bucket)
+                self._take(rank, bucket, attempt)
+        except ValueError as error:
+            self.fail(attempt, f"trainer rank {rank}: {error}")
+        self._end_if_complete(attempt, began)
 
     def _receive_bucket(
         self, link: GlooLink, rank: int, bucket: int, attempt: Future[float]
@@ -226,6 +246,14 @@ class StagedVersion:
                 kept = replace(encoded, payload=encoded.payload.clone())
                 self._changes[rank, bucket] = kept
             self.bytes.write(payload, rank, bucket)
+        self._take(rank, bucket, attempt)
+
+    def _take(self, rank: int, bucket: int, attempt: Future[float]) -> None:
+        """Check a bucket that was written here, and let others be sent it.
+
+        Raises:
+            ValueError: its bytes are not the manifest's.
+        """
         if digest(self.bytes.shards(rank, bucket)) != self.manifest.digests[rank][bucket]:
             raise ValueError(f"digest of bucket {bucket} is not the manifest's")
         with self._moved:

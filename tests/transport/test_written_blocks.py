@@ -125,7 +125,7 @@ async def test_nothing_is_copied_of_what_ranks_of_the_node_have_written(
     assert relay.place.inode == written.place.inode
 
 
-async def test_ranks_of_other_nodes_send_their_part_into_the_block(
+async def test_what_one_of_several_nodes_has_written_is_copied_and_the_rest_is_sent(
     sender: Sender, relay: VersionReceiver
 ) -> None:
     node, tensors = Node(sender), draw()
@@ -134,6 +134,23 @@ async def test_ranks_of_other_nodes_send_their_part_into_the_block(
         order.manifest.bucket_bytes(0, bucket) for bucket in range(len(order.manifest.buckets))
     )
     assert same(held(relay), tensors)
+    written = node.stores[1].get(3)
+    assert written is not None
+    assert written.place is not None
+    assert relay.place is not None
+    assert relay.place.inode != written.place.inode, "it has no room for the rest"
+
+
+async def test_bytes_that_changed_after_their_digest_are_not_copied(
+    sender: Sender, relay: VersionReceiver
+) -> None:
+    node = Node(sender)
+    order = node.write(draw(), 3, together=(1,))
+    written = node.stores[1].get(3)
+    assert written is not None
+    written.buckets[0][0][0] ^= 1
+    with pytest.raises(StageFailed, match="trainer rank 1: digest of bucket 0"):
+        await received(relay, node, order)
 
 
 async def test_ranks_do_not_write_over_a_version_that_is_still_held(

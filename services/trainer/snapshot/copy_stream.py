@@ -29,11 +29,16 @@ class CopyStream:
         self._read: torch.cuda.Event | None = None
         self._pinned: weakref.WeakSet[Buffer] = weakref.WeakSet()
 
-    def reading(self, buffer: Buffer) -> AbstractContextManager[object]:
-        """Where shards are read: after the changes that were asked for before."""
+    def reading(self, buffer: Buffer, *, pins: bool = True) -> AbstractContextManager[object]:
+        """Where shards are read: after the changes that were asked for before.
+
+        Args:
+            buffer: where they are copied to.
+            pins: register all of it with CUDA, which takes memory for what nobody has written.
+        """
         if self._stream is None:
             return contextlib.nullcontext()
-        if buffer not in self._pinned:
+        if pins and buffer not in self._pinned:
             pin(buffer)
             self._pinned.add(buffer)
         self._stream.wait_stream(torch.cuda.current_stream())

@@ -70,7 +70,7 @@ class WeightExporter:
         buckets = tuple(
             tuple(written.shards(rank, bucket)) for bucket in range(len(self.layout.buckets))
         )
-        with self._copies.reading(block.buffer):
+        with self._copies.reading(block.buffer, pins=block.is_filled):
             for (first, last), bucket in zip(self.layout.parameters, buckets, strict=True):
                 for index in range(first, last):
                     parts = (written.shard(rank, one) for one in range(*self.layout.held[index]))

@@ -1,4 +1,4 @@
-"""The memory into which the ranks of one node write a version, each its own part."""
+"""The memory into which ranks write a version: together, where all are on one node."""
 
 from dataclasses import dataclass
 
@@ -18,23 +18,27 @@ from services.transport.shared_memory import (
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """The memory of one version, of which ranks that are elsewhere leave their parts untouched.
+    """The memory of one version.
 
     Attributes:
         buffer: in this process.
         place: where processes of this node find it.
         held: nobody writes there again while this lives; None in the process that owns it.
+        is_filled: every part is written. Else the other ranks' parts are left untouched, which
+            takes no memory unless the block is registered with CUDA.
     """
 
     buffer: SharedBuffer | MappedBuffer
     place: Place
     held: HeldBuffer | None
+    is_filled: bool
 
 
 class NodeBlocks:
     """Blocks that are used again, once no rank sends and no engine loads from them.
 
-    The first rank of each node owns them, and the others map them.
+    Where all ranks are on one node, the first owns them, and the others map them. Where they are
+    not, each has blocks of its own, since receivers would fill the parts of ranks elsewhere.
 
     Args:
         nbytes: of a block.
@@ -44,19 +48,25 @@ class NodeBlocks:
     def __init__(self, nbytes: int, senders: int) -> None:
         domains = all_gather(memory_domain())[:senders]
         self._rank, self._nbytes = dist.get_rank(), nbytes
-        self._owner = domains.index(memory_domain()) if self._rank < senders else None
+        self._together = len(set(domains)) == 1
+        self._owner: int | None = 0 if self._together else self._rank
+        if self._rank >= senders:
+            self._owner = None
         self._pool, self._mappings = BufferPool(), Mappings()
 
     def take(self) -> Block | None:
         """A block that nobody reads; None on ranks that do not write. Collective."""
         owned = self._pool.take(self._nbytes) if self._owner == self._rank else None
         places = all_gather(None if owned is None else owned.place(0))
-        if owned is not None:
-            return Block(buffer=owned, place=owned.place(0), held=None)
         place = None if self._owner is None else places[self._owner]
         if place is None:
             return None
-        return Block(buffer=self._mappings.buffer(place), place=place, held=HeldBuffer(place))
+        return Block(
+            buffer=owned or self._mappings.buffer(place),
+            place=place,
+            held=None if owned is not None else HeldBuffer(place),
+            is_filled=self._together,
+        )
 
     def give(self, block: Block) -> None:
         """This process no longer uses the block."""
