@@ -10,7 +10,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from services.protocol.weights.weight_bus import Link
-from services.protocol.weights.weights import TensorSpec, WeightManifest
+from services.protocol.weights.weights import TensorSpec, WeightManifest, changed_unit
 from services.transport.bucket import NOT_YET, Encoded, Kind, apply_changes, digest, whole
 from services.transport.gloo import GlooLink, LinkBroken
 from services.transport.shared_memory import SharedBuffer
@@ -60,6 +60,7 @@ class StagedVersion:
         self.bytes = VersionBytes(manifest, buffer.bytes[: block_bytes(manifest)])
         self._arrived: list[set[int]] = [set() for _ in range(manifest.world_size)]
         self._changes: dict[tuple[int, int], Encoded] = {}
+        self._unit = changed_unit(manifest.tensors)
         self._moved = threading.Condition()
         self._writing = [threading.Lock() for _ in self._arrived]
         self._attempt: Future[float] = Future()
@@ -193,8 +194,7 @@ class StagedVersion:
             payload = encoded.payload
             if encoded.kind is not Kind.FULL:
                 payload = self._old_bytes(encoded, rank, bucket)
-                first, _ = self.manifest.buckets[bucket]
-                apply_changes(encoded, payload, self.manifest.tensors[first].dtype.itemsize)
+                apply_changes(encoded, payload, self._unit)
                 kept = replace(encoded, payload=encoded.payload.clone(), place=None)
                 self._changes[rank, bucket] = kept
             self.bytes.write(payload, rank, bucket)

@@ -44,7 +44,7 @@ class CopyStream:
         """Convert a shard into `target`, a part of the buffer with as many elements."""
         for piece, into in zip(shard.reshape(-1).split(PIECE), target.split(PIECE), strict=True):
             if piece.is_cuda:
-                into.copy_(piece.to(into.dtype), non_blocking=True)
+                into.copy_(piece.to(into.dtype), non_blocking=self._stream is not None)
             else:
                 into.copy_(piece)
 

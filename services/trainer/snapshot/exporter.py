@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from services.protocol.weights.weights import Adapter, Dtype
+from services.protocol.weights.weights import Adapter, Dtype, changed_unit
 from services.trainer.collectives import all_gather
 from services.trainer.config import TrainerConfig
 from services.trainer.experts.names import CheckpointNames
@@ -44,14 +44,15 @@ class WeightExporter:
         if config.lora is not None and config.lora.push == "adapter" and base is not None:
             self.adapter = Adapter(rank=config.lora.rank, alpha=config.lora.alpha, base=base)
         tensors = exported_tensors(policy, config.lora)
-        numels = all_gather([one.parameter.to_local().numel() for one in tensors])
+        divided, dtype = [one.divided for one in tensors], Dtype(config.dtype)
+        numels = all_gather([one.local.numel() for one in tensors])
         names = CheckpointNames(policy.model_type)
-        specs = tensor_specs(
-            [one.divided for one in tensors], numels[: config.shards], names, Dtype(config.dtype)
-        )
+        specs = tensor_specs(divided, numels[: config.shards], names, dtype)
         self.layout = WireLayout(specs, config.bucket_bytes)
-        sizes = (count * self._dtype.itemsize for count in numels[dist.get_rank()])
-        self._ends = list(accumulate(sizes, initial=0))
+        self._unit = changed_unit(self.layout.tensors)
+        sizes = [(one.buffer or dtype).itemsize for one in divided]
+        own = zip(numels[dist.get_rank()], sizes, strict=True)
+        self._ends = list(accumulate((count * size for count, size in own), initial=0))
         self._copies = CopyStream(on_device=config.device == "cuda" and config.offload != "all")
         self._hashing = ThreadPoolExecutor(
             min(HASH_THREADS, os.cpu_count() or 1), "hash", _name_hashing_thread
@@ -72,8 +73,11 @@ class WeightExporter:
         with self._copies.reading(buffer):
             for (first, last), bucket in zip(self.layout.parameters, buckets, strict=True):
                 for index in range(first, last):
-                    target = buffer.bytes[ends[index] : ends[index + 1]].view(self._dtype)
-                    self._copies.copy(tensors[index].shard(), target)
+                    shard = tensors[index].shard()
+                    target = buffer.bytes[ends[index] : ends[index + 1]]
+                    if shard.dtype != torch.uint8:
+                        target = target.view(self._dtype)
+                    self._copies.copy(shard, target)
                     HEARTBEAT.mark()  # a large model takes longer than progress_timeout_s
                 hashed.append(self._hashing.submit(_digest, self._copies.copied(), bucket))
         snapshot = Snapshot(
@@ -81,7 +85,7 @@ class WeightExporter:
             buckets=buckets,
             places=tuple(buffer.place(start) for start, _ in ranges),
             digests=tuple(map(_marked, hashed)),
-            itemsize=self._dtype.itemsize,
+            itemsize=self._unit,
         )
         weakref.finalize(snapshot, self._pool.give, buffer)
         self.snapshots.put(snapshot)

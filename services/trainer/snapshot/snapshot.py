@@ -23,7 +23,7 @@ class Snapshot:
             may be empty.
         places: where other processes of this node can read each bucket.
         digests: blake3 hex of each bucket.
-        itemsize: bytes per element.
+        itemsize: see `changed_unit`.
     """
 
     version: int
