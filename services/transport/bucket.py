@@ -143,7 +143,7 @@ def changes(new: Tensor, old: Tensor, base: int, itemsize: int) -> Encoded | Non
         new: uint8, the bucket's bytes.
         old: uint8 of the same size, its bytes in version `base`.
         base: version of `old`.
-        itemsize: bytes per element, 2 or 4.
+        itemsize: bytes of what is compared as one element, 2 or 4.
     """
     values = new.view(_unit(itemsize))
     changed = torch.nonzero(values != old.view(_unit(itemsize))).flatten()

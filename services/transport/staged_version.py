@@ -12,7 +12,7 @@ from types import MappingProxyType
 from torch import Tensor
 
 from services.protocol.weights.weight_bus import Link
-from services.protocol.weights.weights import TensorSpec, WeightManifest
+from services.protocol.weights.weights import TensorSpec, WeightManifest, changed_unit
 from services.transport.bucket import NOT_YET, Encoded, Kind, apply_changes, changes, digest, whole
 from services.transport.gloo import GlooLink, LinkBroken
 from services.transport.shared_memory import HeldBuffer, SharedBuffer
@@ -67,6 +67,7 @@ class StagedVersion:
         self._arrived = [set(here) for _ in range(manifest.world_size)]
         self._changes: dict[tuple[int, int], Encoded] = {}
         self._before = base if is_written else None  # nobody has sent what changed since
+        self._unit = changed_unit(manifest.tensors)
         self._moved = threading.Condition()
         self._writing = [threading.Lock() for _ in self._arrived]
         self._attempt: Future[float] = Future()
@@ -204,9 +205,7 @@ class StagedVersion:
         if before is None or before.manifest.version != base:
             return None
         new, old = (one.bytes.shard_bytes(rank, bucket) for one in (self, before))
-        first, _ = self.manifest.buckets[bucket]
-        itemsize = self.manifest.tensors[first].dtype.itemsize
-        found = changes(new, old, base, itemsize)
+        found = changes(new, old, base, self._unit)
         if found is not None:
             self._changes[rank, bucket] = found
         return found
@@ -241,8 +240,7 @@ class StagedVersion:
             payload = encoded.payload
             if encoded.kind is not Kind.FULL:
                 payload = self._old_bytes(encoded, rank, bucket)
-                first, _ = self.manifest.buckets[bucket]
-                apply_changes(encoded, payload, self.manifest.tensors[first].dtype.itemsize)
+                apply_changes(encoded, payload, self._unit)
                 kept = replace(encoded, payload=encoded.payload.clone())
                 self._changes[rank, bucket] = kept
             self.bytes.write(payload, rank, bucket)

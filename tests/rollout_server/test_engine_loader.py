@@ -1,6 +1,7 @@
 """Commit order and torn engines, against a scripted engine."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -216,6 +217,20 @@ async def test_a_distrusted_version_is_not_claimed_until_a_commit() -> None:
     await stage(one, engine, 4)
     await one.commit(4)
     assert one.committed_version == 4
+
+
+def test_a_buffer_has_an_element_type_of_its_own() -> None:
+    spec = TensorSpec(name="gate.bias", dtype=Dtype.FLOAT32, shape=(4,), shard_numels=(4,))
+    for is_buffer in (True, False):
+        manifest = WeightManifest(
+            version=1,
+            train_step=1,
+            tensors=(replace(spec, is_buffer=is_buffer),),
+            buckets=((0, 1),),
+            digests=(("0",),),
+        )
+        refused = OwnModel(dtype="bfloat16", vocabulary=272).difference(manifest) is not None
+        assert refused != is_buffer
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from services.protocol.weights.weight_bus import Link, SendWeights, StageWeights
+from services.protocol.weights.weights import changed_unit
 from services.transport.bucket import NOT_YET, Encoded, Kind, changes, whole
 from services.transport.gloo import GlooLink, LinkBroken
 from services.transport.peer_sender import PeerSender
@@ -132,8 +133,10 @@ WAITS = 2
 class Changes:
     """One rank's bytes of a version, sent as changes onto the version before, after a while."""
 
-    def __init__(self, version: int, new: list[torch.Tensor], old: list[torch.Tensor]) -> None:
-        self.version, self.bucket_count = version, len(new)
+    def __init__(
+        self, version: int, new: list[torch.Tensor], old: list[torch.Tensor], unit: int = 4
+    ) -> None:
+        self.version, self.bucket_count, self._unit = version, len(new), unit
         self._new, self._old = new, old
         self.kinds: list[Kind] = []
 
@@ -143,7 +146,7 @@ class Changes:
         got = (
             NOT_YET
             if len(self.kinds) < WAITS
-            else changes(new, self._old[bucket], base, itemsize=4) or whole(new)
+            else changes(new, self._old[bucket], base, self._unit) or whole(new)
         )
         self.kinds.append(got.kind)
         return got
@@ -187,6 +190,34 @@ def test_changes_onto_the_version_that_is_here_become_the_very_bytes(sender: Sen
     expected["a.weight"] += 1
     received = dict(staged.bytes.named_tensors())
     assert all(torch.equal(received[name], tensor) for name, tensor in expected.items())
+    for thread in threads:
+        thread.join(DEADLINE_S)
+
+
+def test_changes_of_a_version_with_two_element_types_become_the_very_bytes(
+    sender: Sender,
+) -> None:
+    before = {
+        "gate.bias": torch.randn(9),
+        "gate.weight": torch.randn(9, 5).bfloat16(),
+        "up.weight": torch.randn(64, 8).bfloat16(),
+    }
+    after = {name: one.clone() for name, one in before.items()}
+    after["gate.bias"][7] += 1
+    after["up.weight"][20, 3] += 1
+    first, old = sender.order(before, 3, "e")
+    sender.send(first, old)
+    held = receive_all(first)
+    order, new = sender.order(after, 4, "f")
+    unit = changed_unit(order.manifest.tensors)
+    sources = [Changes(4, *pair, unit) for pair in zip(new, old, strict=True)]
+    threads = send(order, sources, base=3)
+    received = dict(receive_all(order, base=held).bytes.named_tensors())
+    assert {source.kinds[-1] for source in sources} == {Kind.DELTA}
+    assert {name: one.dtype for name, one in received.items()} == {
+        name: one.dtype for name, one in after.items()
+    }
+    assert all(torch.equal(received[name], one) for name, one in after.items())
     for thread in threads:
         thread.join(DEADLINE_S)
 

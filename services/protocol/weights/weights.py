@@ -3,10 +3,11 @@
 A version is a list of tensors in checkpoint names and layout. Neighbouring tensors form
 buckets; every trainer rank holds a contiguous dim-0 shard of each tensor and sends, bucket
 by bucket, its shards of that bucket back to back. The full tensor is the concatenation of
-the ranks' shards.
+the ranks' shards. Parameters have one element type; a buffer keeps its own.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain
@@ -33,7 +34,7 @@ class Dtype(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class TensorSpec:
-    """One parameter in checkpoint form.
+    """One parameter or buffer in checkpoint form.
 
     Attributes:
         name: checkpoint name.
@@ -41,12 +42,15 @@ class TensorSpec:
         shape: the full tensor's shape.
         shard_numels: elements that each trainer rank holds, in rank order; the sum is the
             number of elements of `shape`. A rank may hold 0.
+        is_buffer: it is no parameter, and nobody trains it, as the bias by which DeepSeek-V3
+            chooses experts.
     """
 
     name: str
     dtype: Dtype
     shape: tuple[int, ...]
     shard_numels: tuple[int, ...]
+    is_buffer: bool = False
 
     def __post_init__(self) -> None:
         """Refuse shards that do not add up."""
@@ -139,6 +143,12 @@ def plan_buckets(tensors: tuple[TensorSpec, ...], target_bytes: int) -> tuple[tu
     if start < len(tensors):
         buckets.append((start, len(tensors)))
     return tuple(buckets)
+
+
+def changed_unit(tensors: Sequence[TensorSpec]) -> int:
+    """Bytes of the units in which both ends of a link count changes: one size for a whole version,
+    the smallest of its element types, which divides the larger one."""
+    return min((spec.dtype.itemsize for spec in tensors), default=2)
 
 
 def first_difference(manifest: WeightManifest, served: WeightManifest) -> str | None:

@@ -23,7 +23,7 @@ class OwnModel:
     def difference(self, manifest: WeightManifest) -> str | None:
         """Why the engine would not serve what the trainer trains, None if it would."""
         for spec in manifest.tensors:
-            if spec.dtype != self.dtype:
+            if spec.dtype != self.dtype and not spec.is_buffer:
                 return (
                     f"{spec.name} is {spec.dtype}, but this replica computes in {self.dtype}; "
                     "rollout_server.dtype must be trainer.dtype"

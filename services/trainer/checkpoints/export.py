@@ -40,7 +40,8 @@ def export(
     Args:
         source: a checkpoint, or a run directory, of which the newest good one is taken.
         folder: must not exist; appears whole or not at all.
-        dtype: of the weights; that in which they were served if left out.
+        dtype: of the parameters; that in which they were served if left out. Buffers, such as
+            the bias by which DeepSeek-V3 chooses experts, keep theirs.
         adapter: write the adapter alone, in the PEFT format that transformers and vLLM load,
             in float32 as it was trained.
 
@@ -75,10 +76,11 @@ def export(
 
 
 class _Weights:
-    """The parameters in one checkpoint, and the tensors that a Hugging Face folder has of them."""
+    """What one checkpoint has of a model, and the tensors that a Hugging Face folder has of it."""
 
     def __init__(self, checkpoint: Path, manifest: CheckpointManifest, dtype: Dtype) -> None:
         self._stored, self._dtype = CheckpointParameters(checkpoint), dtype
+        self._buffers: set[str] = set()
         lora = manifest.lora
         self._scale = lora.alpha / lora.rank if lora is not None else 0.0
         self._base = FrozenBase(manifest) if lora is not None else None
@@ -87,9 +89,9 @@ class _Weights:
         """Add weights to a folder with the model's other files."""
         parts = self._parts(folder)
         blank = {
-            part: torch.empty(shape, dtype=getattr(torch, self._dtype), device="meta")
-            for parameter in parts.values()
-            for part, shape in parameter
+            part: torch.empty(shape, dtype=self._written_as(name), device="meta")
+            for name, made in parts.items()
+            for part, shape in made
         }
         split = split_torch_state_dict_into_shards(blank, max_shard_size=FILE_SIZE)
         for file, names in split.filename_to_tensors.items():
@@ -101,14 +103,14 @@ class _Weights:
         _name_dtype(folder / "config.json", self._dtype)
 
     def _parts(self, folder: Path) -> dict[str, list[Part]]:
-        """Name and shape of the tensors made of each parameter; a tied one is left out."""
+        """Name and shape of the tensors made of each parameter and buffer; a tied one is left
+        out."""
         config = AutoConfig.from_pretrained(folder)
         with torch.device("meta"):
             blank = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
-        if left_out := checkpoint_buffers(blank):
-            fix = f"Only parameters are exported, and {left_out[0]} is none: use --adapter."
-            raise InvalidInput("model", str(folder), fix)
-        wanted = dict(blank.named_parameters())
+        buffers = checkpoint_buffers(blank)
+        self._buffers = set(buffers)
+        wanted = dict(blank.named_parameters()) | buffers
         missing = wanted.keys() - self._stored.shapes.keys()
         if missing and self._base is None:
             fix = f"Its parameter {min(missing)} is not in the checkpoint."
@@ -123,11 +125,17 @@ class _Weights:
         merged = self._merged({name: parts[name] for name in needed})
         for name in needed:
             made = parts[name]
-            flat = merged.pop(name).to(getattr(torch, self._dtype)).reshape(-1)
+            flat = merged.pop(name).to(self._written_as(name)).reshape(-1)
             ends = accumulate((torch.Size(shape).numel() for _, shape in made), initial=0)
             for (part, shape), (start, end) in zip(made, pairwise(ends), strict=True):
                 if part in wanted:
                     yield part, flat[start:end].reshape(shape).clone()
+
+    def _written_as(self, name: str) -> torch.dtype:
+        if name in self._buffers:
+            return self._stored.dtypes[name]
+        dtype: torch.dtype = getattr(torch, self._dtype)
+        return dtype
 
     def _merged(self, parts: dict[str, list[Part]]) -> dict[str, Tensor]:
         """Parameters, with what an adapter adds to them."""

@@ -1,4 +1,4 @@
-"""The policy's parameters in one checkpoint, read without ranks."""
+"""The policy's parameters and buffers in one checkpoint, read without ranks."""
 
 import warnings
 from collections.abc import Sequence
@@ -18,7 +18,8 @@ class CheckpointParameters:
     """By name; `load` reads only the named ones.
 
     Attributes:
-        shapes: of every parameter that was trained.
+        shapes: of every parameter that was trained, and of every buffer.
+        dtypes: the same, in which they were held.
     """
 
     def __init__(self, checkpoint: Path) -> None:
@@ -30,6 +31,7 @@ class CheckpointParameters:
             if name.startswith(_PARAMETERS) and isinstance(held, TensorStorageMetadata)
         }
         self.shapes = {name: tuple(held.size) for name, held in self._stored.items()}
+        self.dtypes = {name: held.properties.dtype for name, held in self._stored.items()}
 
     def load(self, names: Sequence[str]) -> dict[str, Tensor]:
         """Whole tensors, in the element types in which they were trained."""

@@ -19,7 +19,7 @@ from services.trainer.experts.names import CheckpointNames
 from services.trainer.experts.routing import Routing, experts_of
 from services.trainer.heartbeat import HEARTBEAT
 from services.trainer.joint_work import JointWork, joint_work
-from services.trainer.model.blank import blank_model
+from services.trainer.model.blank import blank_model, refuse_unsendable
 from services.trainer.model.compiled import compile_layers
 from services.trainer.model.context_parallel import (
     ALONE,
@@ -237,6 +237,7 @@ def _blank_policy(
     held = torch.float32 if config.lora is None else getattr(torch, config.dtype)
     with _loading(config.model):
         causal = blank_model(config.model, held)
+    refuse_unsendable(causal, config)
     check_context_parallel(config, causal.config.get_text_config())
     scoring = check_model(config, causal.config)
     causal.set_attn_implementation(scoring.attention)

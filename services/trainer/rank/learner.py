@@ -24,7 +24,6 @@ from services.trainer.checkpoints.writer import CheckpointWriter
 from services.trainer.config import TrainerConfig
 from services.trainer.heartbeat import HEARTBEAT
 from services.trainer.model.attention_share import attention_share
-from services.trainer.model.blank import checkpoint_buffers
 from services.trainer.model.context_parallel import ContextGroup
 from services.trainer.model.model import Policy, load_initial_weights, load_policy
 from services.trainer.offload.parking import Parking
@@ -88,20 +87,6 @@ class Learner:
         self._parking = Parking(self._device)
         self._profiler = StepProfiler(config.device)
         self.profile = self._profiler.ask
-
-    def refuse_unsent(self) -> None:
-        """Refuse a model that no rollout server could serve.
-
-        Raises:
-            InvalidInput: its checkpoint has more than parameters, which are all that is sent.
-        """
-        unsent = checkpoint_buffers(self._policy.causal)
-        if unsent and self._exporter.adapter is None:
-            fix = (
-                f"{unsent[0]} is no parameter, and only parameters are sent: no rollout server "
-                "could serve it. Train another model, or an adapter (trainer.lora.push: adapter)."
-            )
-            raise InvalidInput("trainer.model", self._config.model, fix)
 
     @property
     def model(self) -> RankModel:

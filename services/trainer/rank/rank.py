@@ -192,9 +192,7 @@ class TrainerRank:
         device, offload = self._config.device, self._config.offload
         HEARTBEAT.follow(device, steps_on_host=offload == "all")
         HEARTBEAT.enter("loading")
-        learner = Learner(self._config)
-        learner.refuse_unsent()
-        return learner
+        return Learner(self._config)
 
     def _loaded(self) -> "Learner":
         if self._learner is None:

@@ -50,7 +50,7 @@ class CopyStream:
         for part, target in zip(parts, targets, strict=True):
             for piece, into in zip(part.split(PIECE), target.split(PIECE), strict=True):
                 if piece.is_cuda:
-                    into.copy_(piece.to(into.dtype), non_blocking=True)
+                    into.copy_(piece.to(into.dtype), non_blocking=self._stream is not None)
                 else:
                     into.copy_(piece)
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from services.protocol.weights.weights import Adapter, Dtype
+from services.protocol.weights.weights import Adapter, Dtype, changed_unit
 from services.trainer.collectives import all_gather
 from services.trainer.config import TrainerConfig
 from services.trainer.experts.names import CheckpointNames
@@ -44,13 +44,13 @@ class WeightExporter:
         if config.lora is not None and config.lora.push == "adapter" and base is not None:
             self.adapter = Adapter(rank=config.lora.rank, alpha=config.lora.alpha, base=base)
         tensors = exported_tensors(policy, config.lora)
-        numels = all_gather([one.parameter.to_local().numel() for one in tensors])
+        divided, dtype = [one.divided for one in tensors], Dtype(config.dtype)
+        numels = all_gather([one.local.numel() for one in tensors])
         names = CheckpointNames(policy.model_type)
-        specs = tensor_specs(
-            [one.divided for one in tensors], numels[: config.shards], names, Dtype(config.dtype)
-        )
+        specs = tensor_specs(divided, numels[: config.shards], names, dtype)
         self.layout = WireLayout(specs, config.bucket_bytes)
         self._blocks = NodeBlocks(block_bytes(self.layout), config.shards)
+        self._unit = changed_unit(self.layout.tensors)
         self._copies = CopyStream(on_device=config.device == "cuda" and config.offload != "all")
         self._hashing = ThreadPoolExecutor(
             min(HASH_THREADS, os.cpu_count() or 1), "hash", _name_hashing_thread
@@ -73,16 +73,18 @@ class WeightExporter:
         with self._copies.reading(block.buffer, pins=block.is_filled):
             for (first, last), bucket in zip(self.layout.parameters, buckets, strict=True):
                 for index in range(first, last):
-                    parts = (written.shard(rank, one) for one in range(*self.layout.held[index]))
-                    targets = [part.view(self._dtype) for part in parts]
-                    self._copies.copy(tensors[index].shard(), targets)
+                    shard = tensors[index].shard()
+                    parts = [written.shard(rank, one) for one in range(*self.layout.held[index])]
+                    if shard.dtype != torch.uint8:
+                        parts = [part.view(self._dtype) for part in parts]
+                    self._copies.copy(shard, parts)
                     HEARTBEAT.mark()  # a large model takes longer than progress_timeout_s
                 hashed.append(self._hashing.submit(_digest, self._copies.copied(), bucket))
         snapshot = Snapshot(
             version=version,
             buckets=buckets,
             digests=tuple(map(_marked, hashed)),
-            itemsize=self._dtype.itemsize,
+            itemsize=self._unit,
             place=block.place,
         )
         weakref.finalize(snapshot, self._blocks.give, block)

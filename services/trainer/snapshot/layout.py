@@ -2,15 +2,18 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain, pairwise
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
 from services.protocol.weights.weights import Dtype, TensorSpec, plan_buckets
 from services.trainer.config import LoraConfig
 from services.trainer.experts.names import CheckpointNames, Part
+from services.trainer.model.blank import checkpoint_buffers
 from services.trainer.model.lora import ADAPTER_PARAMETERS, PEFT_PREFIX, LoraLinear, lora_layers
 from services.trainer.model.model import Policy
 
@@ -21,60 +24,83 @@ class ExportedTensor:
 
     Attributes:
         name: in the checkpoint, or in the PEFT format.
-        parameter: has its shape, and lies on the ranks as it does.
+        value: a parameter, which has its shape and lies on the ranks as it does; or a buffer,
+            which every rank has whole and rank 0 sends.
         merged: the layer whose difference is to be added; None: nothing is.
     """
 
     name: str
-    parameter: DTensor
+    value: Tensor
     merged: LoraLinear | None = None
 
     @property
     def divided(self) -> "Divided":
         """How the ranks divide it."""
-        shape = tuple(self.parameter.shape)
-        (dim,) = (one.dim for one in self.parameter.placements if isinstance(one, Shard))
+        shape = tuple(self.value.shape)
+        if not isinstance(self.value, DTensor):
+            dtype = Dtype(str(self.value.dtype).removeprefix("torch."))
+            return Divided(name=self.name, shape=shape, buffer=dtype)
+        (dim,) = (one.dim for one in self.value.placements if isinstance(one, Shard))
         return Divided(name=self.name, shape=shape, blocks=math.prod(shape[:dim]))
 
+    @property
+    def local(self) -> Tensor:
+        """What this rank sends of it, without a difference."""
+        if isinstance(self.value, DTensor):
+            return self.value.to_local().detach()
+        whole = self.value.detach().reshape(-1)
+        return whole if dist.get_rank() == 0 else whole[:0]
+
     def shard(self) -> Tensor:
-        """This rank's part, on its device. Collective where a difference is added."""
+        """What this rank sends of it, on its device; of a buffer its bytes, which go as they are
+        and may begin where its element type may not.
+
+        Collective where a difference is added.
+        """
         if self.merged is not None:
             return self.merged.merged_shard()
-        return self.parameter.to_local().detach()
+        return self.local if isinstance(self.value, DTensor) else self.local.view(torch.uint8)
 
 
 def exported_tensors(policy: Policy, config: LoraConfig | None) -> list[ExportedTensor]:
-    """The tensors of a version in wire order: the adapter's, or the model's with it merged."""
+    """The tensors of a version in wire order: the adapter's, or the model's with it merged.
+
+    Buffers come behind the parameters of their module.
+    """
     layers = dict(lora_layers(policy.causal))
     if config is not None and config.push == "adapter":
         return [
-            ExportedTensor(
-                name=f"{PEFT_PREFIX}{name}.{kind}.weight", parameter=getattr(layer, kind)
-            )
+            ExportedTensor(name=f"{PEFT_PREFIX}{name}.{kind}.weight", value=getattr(layer, kind))
             for name, layer in layers.items()
             for kind in ADAPTER_PARAMETERS
         ]
     adapted = {f"{name}.weight": layer for name, layer in layers.items()}
-    return [
-        ExportedTensor(name=name, parameter=parameter, merged=adapted.get(name))
-        for name, parameter in policy.checkpoint_parameters()
+    tensors = [
+        ExportedTensor(name=name, value=value, merged=adapted.get(name))
+        for name, value in chain(
+            policy.checkpoint_parameters(), checkpoint_buffers(policy.causal).items()
+        )
     ]
+    order = {name: place for place, (name, _) in enumerate(policy.causal.named_modules())}
+    return sorted(tensors, key=lambda one: order[one.name.rpartition(".")[0]])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Divided:
-    """A parameter that ranks divide.
+    """A parameter that ranks divide, or a buffer.
 
     Attributes:
         name: in the model.
         shape: of the whole.
         blocks: equally large parts, one after another, of each of which the ranks hold consecutive
             parts: as many as experts where ranks hold rows of each.
+        buffer: the element type in which a buffer travels; None: it is a parameter.
     """
 
     name: str
     shape: tuple[int, ...]
     blocks: int = 1
+    buffer: Dtype | None = None
 
 
 def tensor_specs(
@@ -83,9 +109,13 @@ def tensor_specs(
     names: CheckpointNames,
     dtype: Dtype,
 ) -> list[tuple[TensorSpec, ...]]:
-    """The checkpoint's tensors in each parameter.
+    """The checkpoint's tensors in each parameter and buffer.
 
-    `numels[rank][i]` elements of parameter i are on that rank.
+    Args:
+        parameters: in wire order.
+        numels: `numels[rank][i]` elements of the i-th are on that rank.
+        names: of the checkpoint.
+        dtype: in which parameters travel.
     """
     found = []
     for index, one in enumerate(parameters):
@@ -93,7 +123,9 @@ def tensor_specs(
         held = [rank[index] // one.blocks for rank in numels]
         each = len(parts) // one.blocks
         blocks = (parts[first : first + each] for first in range(0, len(parts), each))
-        found.append(tuple(chain.from_iterable(_specs(block, held, dtype) for block in blocks)))
+        specs = chain.from_iterable(_specs(block, held, one.buffer or dtype) for block in blocks)
+        is_buffer = one.buffer is not None
+        found.append(tuple(replace(spec, is_buffer=is_buffer) for spec in specs))
     return found
 
 
@@ -116,15 +148,15 @@ def _specs(parts: Sequence[Part], held: Sequence[int], dtype: Dtype) -> Iterator
 
 
 class WireLayout:
-    """The parameters, and the tensors of the checkpoint, in each bucket.
+    """The parameters and buffers, and the tensors of the checkpoint, in each bucket.
 
     A bucket holds whole parameters, each with all tensors of the checkpoint that it contains.
 
     Attributes:
         tensors: every tensor of the checkpoint, in the order in which they travel.
         buckets: half-open ranges of indexes into `tensors`.
-        parameters: the same buckets as ranges of indexes into the model's parameters.
-        held: for each parameter, the range of indexes into `tensors` of those that it contains.
+        parameters: the same buckets as ranges of indexes into what the model holds.
+        held: the range of indexes into `tensors` of what each of these contains.
     """
 
     def __init__(self, held: Sequence[tuple[TensorSpec, ...]], target_bytes: int) -> None:

@@ -25,7 +25,7 @@ class Snapshot:
         buckets: uint8 host tensors, the pieces of each bucket, not written again while the
             snapshot is held; a bucket may be empty.
         digests: blake3 hex of each bucket.
-        itemsize: bytes per element.
+        itemsize: see `changed_unit`.
         place: see `services.transport.bucket.BucketSource`.
     """
 
