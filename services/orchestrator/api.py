@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request
 from services.http.error_answer import answer_invalid_input, answer_refused_bodies, error_answer
 from services.http.json_body import AsciiJson, parsed_body, read_body
 from services.http.openapi import ERRORS, component, describe_bodies, json_body
+from services.ledger.ledger_file import LedgerTaken
 from services.orchestrator.lifecycle.runs import NoSuchRun, RunActive, Runs
 from services.orchestrator.run_folder.run_directory import RunDirectory
 from services.protocol.errors import InvalidInput, NotReady
@@ -131,6 +132,11 @@ def _answer_errors(app: FastAPI) -> None:
     @app.exception_handler(RunActive)
     def run_active(_: Request, error: RunActive) -> AsciiJson:
         return error_answer(409, "run", error.run_id, str(error), message=str(error))
+
+    @app.exception_handler(LedgerTaken)
+    def ledger_taken(_: Request, error: LedgerTaken) -> AsciiJson:
+        fix = "Ask the orchestrator that has taken the run over; this one has ended its part."
+        return error_answer(409, "run", "(taken over)", fix, message=f"{error} {fix}")
 
     @app.exception_handler(NoSuchRun)
     def no_such_run(_: Request, error: NoSuchRun) -> AsciiJson:

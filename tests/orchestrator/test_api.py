@@ -17,6 +17,8 @@ from services.observability.metrics import RunMetrics
 from services.orchestrator.api import http_api
 from services.orchestrator.lifecycle import run as run_module
 from services.orchestrator.lifecycle.run import Run
+from services.ledger.ledger_file import LedgerTaken
+from services.orchestrator.lifecycle.run import Run
 from services.orchestrator.lifecycle.runs import Runs
 from services.protocol.run.orchestrator import RunRequest
 from services.protocol.run.profile import RankProfile
@@ -79,6 +81,23 @@ async def test_a_run_is_started_followed_and_read(tmp_path: Path) -> None:
         shown = (await http.get(f"/v1/runs/{run_id}/trajectories?limit=3")).json()
         assert len(shown) == 3
         assert shown[-1]["step"] == 5
+
+
+async def test_an_order_for_a_run_that_another_has_taken_over_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def taken(_: Run) -> None:
+        raise LedgerTaken("the ledger has another writer: host-b.")
+
+    monkeypatch.setattr(Run, "pause", taken)
+    async with serving(tmp_path) as (cluster, http):
+        cluster.trainer.hold = asyncio.Event()
+        run_id = (await http.post("/v1/runs", json=body(cluster))).json()["run_id"]
+        answer = await http.post(f"/v1/runs/{run_id}/pause")
+        assert answer.status_code == 409
+        error = answer.json()["error"]
+        assert "the ledger has another writer: host-b." in error["message"]
+        assert "the orchestrator that has taken the run over" in error["fix"]
 
 
 async def test_a_second_run_is_refused_and_told_how_to_end_the_first(tmp_path: Path) -> None:

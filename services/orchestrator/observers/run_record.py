@@ -209,7 +209,8 @@ class RunRecord:
 
     def _measure_schedule(self, line: dict[str, Any]) -> None:
         RunMetrics.masked_tokens.inc(line["tokens_masked"], self.tags)
-        RunMetrics.length_bias.set(line["length_bias"] or 0.0, self.tags)
+        settled = self._progress.lengths.settled  # an alert would take noise for a bias before
+        RunMetrics.length_bias.set((line["length_bias"] or 0.0) if settled else 0.0, self.tags)
         if self._progress.lengths.alarm:
             _log.warning("length_bias", **self.tags, bias=round(line["length_bias"], 3))
 
