@@ -23,7 +23,7 @@ from services.transport.bucket import digest
 from services.transport.version_bytes import VersionBytes, block_bytes
 
 HASH_THREADS = 4
-"""At about 2 GB/s each, they keep up with a GPU that copies to host memory."""
+"""At 2 to 4 GB/s each, by the processor."""
 
 
 class WeightExporter:

@@ -15,8 +15,6 @@ from services.retry import retrying
 RETRY_S = 0.2
 WATCH_S = 10.0
 
-"""Length of a sequence: with the one token that an engine must generate, it fits any model."""
-
 DELIVERY_S = 5.0
 """Longest wait for a version's delivery before it is scored."""
 
