@@ -13,11 +13,10 @@ import httpx
 import pytest
 
 from services.disk import replace_file
+from services.ledger.ledger_file import LedgerTaken
 from services.observability.metrics import RunMetrics
 from services.orchestrator.api import http_api
 from services.orchestrator.lifecycle import run as run_module
-from services.orchestrator.lifecycle.run import Run
-from services.ledger.ledger_file import LedgerTaken
 from services.orchestrator.lifecycle.run import Run
 from services.orchestrator.lifecycle.runs import Runs
 from services.protocol.run.orchestrator import RunRequest
