@@ -1,6 +1,6 @@
 """A session of the router: the calls of one agent episode, as trajectories."""
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -144,6 +144,10 @@ class SessionTrajectory(_Answer):
         )
 
 
+Reward = Annotated[float, Field(strict=True)]
+"""A number: a string or a truth value is a mistake of the agent's, and no reward."""
+
+
 class SessionEnding(StrictModel):
     """How an episode ended, as its player says; at most one of the three.
 
@@ -153,7 +157,7 @@ class SessionEnding(StrictModel):
         failure: why there is no result; it is never a reward.
     """
 
-    reward: float | None = None
+    reward: Reward | None = None
     text: str | None = Field(default=None, max_length=1 << 20)
     failure: str | None = Field(default=None, min_length=1, max_length=500)
 

@@ -194,11 +194,14 @@ async def test_what_comes_late_twice_or_for_others_changes_nothing(cluster):
     arrived, _ = await sampled(cluster, request(), agent)
     assert [score.reward for *_, score in arrived] == [1.0, 1.0]
     assert await end(cluster, kept[0], reward=5) == 404, "it was read and deleted"
-    for wrong in ("NaN", '"a lot"', "Infinity", "true"):
-        url = f"{cluster.url}/v1/sessions/sess_nobody/finish"
-        raw = f'{{"reward": {wrong}}}'
-        answer = await cluster.http.post(url, content=raw)
-        assert answer.status_code in (400, 404), wrong
+    opened = (await cluster.http.post(f"{cluster.url}/v1/sessions", json={})).json()["id"]
+    for door in ("rewards", "finish"):
+        for wrong in ("NaN", '"1.5"', '"a lot"', "Infinity", "true"):
+            url = f"{cluster.url}/v1/sessions/{opened}/{door}"
+            answer = await cluster.http.post(url, content=f'{{"reward": {wrong}}}')
+            assert answer.status_code == 400, (door, wrong)
+            assert "reward" in answer.text
+    assert await end(cluster, opened, reward=1) == 200, "no wrong one has ended it"
     both = await cluster.http.post(url, json={"reward": 1, "failure": "no"})
     assert both.status_code == 400
     assert "Leave it or reward out" in both.text

@@ -28,7 +28,10 @@ def response_routes(sessions: SessionRecords) -> APIRouter:
     async def cancel(name: str) -> dict[str, Any]:
         """Refused: nothing runs in the background; a client that hangs up cancels its answer."""
         await sessions.response(name)
-        message = "only responses with background: true can be cancelled, and none are made here"
+        message = (
+            "Cannot cancel a synchronous response. None are made in the background here; a client "
+            "that hangs up cancels its answer."
+        )
         raise bad_request(message, "background")
 
     return routes

@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field, ValidationError
 from services.http.json_body import disconnected, read_body
 from services.http.openapi import ERRORS, json_body
 from services.protocol.session import (
+    Reward,
     SessionDeleted,
     SessionEnding,
     SessionFields,
@@ -53,7 +54,7 @@ class _Take(StrictModel):
 class _Reward(StrictModel):
     """Body of POST /v1/sessions/{id}/rewards."""
 
-    reward: float
+    reward: Reward
 
 
 class _Finish(SessionEnding):

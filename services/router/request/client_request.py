@@ -226,7 +226,8 @@ class ClientRequest:
             logprobs=asked is not None if endpoint in ("completions", "generate") else bool(asked),
             top_logprobs=top or 0,
             unjournaled=unjournaled,
-            needs=Needs.of(body, headers, flow=caller or session or ""),
+            # Agents that show their sessions as keys have no other name.
+            needs=Needs.of(body, headers, flow=session_key(headers) or caller or session or ""),
         )
 
 

@@ -122,8 +122,8 @@ class StoredResponses:
         self._drop(now)
         if name not in self._stored:
             message = (
-                f"the response {name!r} is not here: it was never stored, was deleted, or is "
-                "older than what the router keeps; send all of its items as input"
+                f"Response with id {name!r} not found. It was never stored, was deleted, or is "
+                "older than what the router keeps: send all of its items as input."
             )
             raise RequestFailed(404, "response_not_found", message, param="previous_response_id")
         stored = self._stored[name][1]

@@ -37,7 +37,7 @@ def test_the_least_recently_used_goes_first(bound):
         _put(store, name, name, size=300)
     store.get("a", now=1.0)
     _put(store, "d", "d", size=300)
-    with pytest.raises(RequestFailed, match="'b' is not here") as refused:
+    with pytest.raises(RequestFailed, match="'b' not found") as refused:
         store.get("b", now=1.0)
     assert refused.value.status == 404
     assert store.get("a", now=1.0)["id"] == "a"
