@@ -19,7 +19,8 @@ SPECS = (
 def worker() -> StagedWeightLoader:
     made = object.__new__(StagedWeightLoader)
     made.model = made.model_config = None
-    made._mappings, made._staged, made._plan = Mappings(kept=1), None, None
+    made._mappings, made._plan = Mappings(kept=1), None
+    made.abandon()
     return made
 
 
