@@ -22,7 +22,9 @@ from services.protocol.weights.weights import (
     WeightManifest,
     plan_buckets,
 )
+from services.trainer.snapshot.snapshot import SnapshotStore
 from services.transport.bucket import MAGIC, NO_BASE, Header, Kind, digest
+from services.transport.links import make_link
 
 HOST = "127.0.0.1"
 LINK_TIMEOUT_S = 120.0
@@ -176,6 +178,18 @@ class Sender:
         )
         self.groups[link.prefix] = group
         return group
+
+
+def send_snapshot(store: SnapshotStore, order: StageWeights, rank: int) -> int:
+    """Carry out one rank's side of an order, with a link's real end; returns payload bytes."""
+    source = store.source(order.manifest.version)
+    assert source is not None
+    link = make_link(order.links[rank], HOST)
+    link.open()
+    try:
+        return link.send(source, order.base)
+    finally:
+        link.close()
 
 
 def _broadcast(group: ProcessGroupGloo, tensor: torch.Tensor, source: int = 0) -> None:

@@ -9,12 +9,11 @@ import torch
 
 from services.protocol.weights.weight_bus import SendWeights, StageWeights
 from services.trainer.snapshot.snapshot import Snapshot, SnapshotStore
-from services.transport.links import make_link
 from services.transport.receiver import VersionReceiver
 from services.transport.shared_memory import Mappings
 from services.transport.version_bytes import VersionBytes, block_bytes
 
-from .sender import HOST, Sender
+from .sender import HOST, Sender, send_snapshot
 
 DEADLINE_S = 300.0
 NODES = 3
@@ -51,19 +50,12 @@ class Trainer:
         """Send to the first node; returns payload bytes."""
         return sum(
             await asyncio.gather(
-                *(asyncio.to_thread(self._send, order, rank) for rank in range(len(order.links)))
+                *(
+                    asyncio.to_thread(send_snapshot, store, order, rank)
+                    for rank, store in enumerate(self._stores)
+                )
             )
         )
-
-    def _send(self, order: StageWeights, rank: int) -> int:
-        source = self._stores[rank].source(order.manifest.version)
-        assert source is not None
-        link = make_link(order.links[rank], HOST)
-        link.open()
-        try:
-            return link.send(source, order.base)
-        finally:
-            link.close()
 
 
 async def pass_along(

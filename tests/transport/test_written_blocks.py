@@ -11,13 +11,12 @@ from services.protocol.weights.weight_bus import SendWeights, StageWeights, Tran
 from services.trainer.snapshot.snapshot import Snapshot, SnapshotStore
 from services.transport.bucket import digest
 from services.transport.gloo import LinkBroken
-from services.transport.links import make_link
 from services.transport.receiver import VersionReceiver
 from services.transport.shared_memory import BufferPool, Mappings, SharedBuffer
 from services.transport.staged_version import StageFailed
 from services.transport.version_bytes import VersionBytes, block_bytes
 
-from .sender import HOST, Sender
+from .sender import HOST, Sender, send_snapshot
 
 DEADLINE_S = 300.0
 Tensors = dict[str, torch.Tensor]
@@ -64,18 +63,11 @@ class Node:
 
     async def send(self, order: StageWeights) -> int:
         """Carry out the ranks' side of an order; returns payload bytes."""
-        sends = (asyncio.to_thread(self._send, order, rank) for rank in range(len(self.stores)))
+        sends = (
+            asyncio.to_thread(send_snapshot, store, order, rank)
+            for rank, store in enumerate(self.stores)
+        )
         return sum(await asyncio.gather(*sends))
-
-    def _send(self, order: StageWeights, rank: int) -> int:
-        source = self.stores[rank].source(order.manifest.version)
-        assert source is not None
-        link = make_link(order.links[rank], HOST)
-        link.open()
-        try:
-            return link.send(source, order.base)
-        finally:
-            link.close()
 
 
 async def received(receiver: VersionReceiver, node: Node, order: StageWeights) -> int:
