@@ -19,7 +19,7 @@ async def chain(scene: Scene) -> list[str]:
     return relays
 
 
-async def test_the_trainer_sends_to_the_first_relay_alone(scene: Scene) -> None:
+async def test_the_trainers_traffic_does_not_grow_with_the_replicas_of_a_node(scene: Scene) -> None:
     _, second = await chain(scene)
     await scene.ranks.ranks[0].hold.remote([second, *scene.replicas], 0)
     version = await scene.train()

@@ -95,3 +95,15 @@ def _imported(files: list[str]) -> set[str]:
             if isinstance(node, ast.ImportFrom) and node.module:
                 found |= {node.module, *(f"{node.module}.{one.name}" for one in node.names)}
     return found
+
+
+def test_every_invariant_has_a_test_and_each_that_is_named_exists() -> None:
+    table = PAGE.partition("## What always holds")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (\d+) \| .*$", table, re.M)
+    assert rows == [str(number) for number in range(1, 16)]
+    sources = "".join(path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    for row in re.findall(r"^\| \d+ \| .*$", table, re.M):
+        named = re.findall(r"`(test_\w+)`", row) or re.findall(r"`(nothing_hangs)`", row)
+        assert named, row
+        for name in named:
+            assert re.search(rf"def {name}\(|def test_\w*{name}\w*\(", sources), name

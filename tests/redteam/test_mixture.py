@@ -18,7 +18,7 @@ LIMIT_S = 800.0
 
 
 @pytest.mark.parametrize("tier", ["A", "B"])
-async def test_every_right_answer_is_accepted_and_every_other_earns_nothing(
+async def test_an_answer_cannot_choose_to_have_no_verdict(
     new_scoring: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,

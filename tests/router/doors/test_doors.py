@@ -73,7 +73,7 @@ def _streamed_text(door, events):
 
 @pytest.mark.parametrize("door", PATHS)
 @pytest.mark.parametrize("kind", ["drop", "eof", "abort", "error_event"])
-async def test_an_answer_survives_the_loss_of_its_replica(cluster, fault, door, kind):
+async def test_every_door_that_carries_tokens_has_failover(cluster, fault, door, kind):
     await cluster.start()
     cluster.faults.append(fault(kind, after=5))
     assert _text(door, await _posted(cluster, door)) == LONG
