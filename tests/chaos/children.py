@@ -26,7 +26,8 @@ from services.router.http_app import build_http
 from services.trainer.config import TrainerConfig
 from services.trainer.rank import learner
 from services.trainer.rank import rank as rank_module
-from services.transport import links
+from services.trainer.rank.fault_injector import FaultInjector, SendFault
+from services.transport import links, peer_sender
 from services.weight_bus.actor import WeightBusActor
 from services.weight_bus.config import WeightBusConfig
 from services.weight_bus.relay import relay as relay_module
@@ -63,11 +64,19 @@ async def _replica(replica_id: str, bus: Any, config: RolloutServerConfig) -> No
     await replica.stop()
 
 
-def run_relay(relay_id: str, bus: str, domain: str) -> None:
-    """`domain`: of the replicas that map what it holds."""
-    with mock.patch.object(relay_module, "memory_domain", return_value=domain):
-        relay = Relay(BusOverSocket(bus), relay_id=relay_id, node_id=relay_id, host=HOST)
-        asyncio.run(relay.run())
+def run_relay(relay_id: str, bus: str, domain: str, path: str) -> None:
+    """`domain`: of the replicas that map what it holds; `path`: where it takes a test's orders."""
+    injector = FaultInjector(FaultyLink)
+    mock.patch.object(peer_sender, "make_link", injector.make_link).start()
+    mock.patch.object(relay_module, "memory_domain", return_value=domain).start()
+    relay = Relay(BusOverSocket(bus), relay_id=relay_id, node_id=relay_id, host=HOST)
+    asyncio.run(_relay(relay, RelayFaults(injector), path))
+
+
+async def _relay(relay: Relay, faults: "RelayFaults", path: str) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(serve(faults, path))
+        tasks.create_task(relay.run())
 
 
 def run_router(listener: socket.socket, bus: str, table: str, config: RouterConfig) -> None:
@@ -91,19 +100,42 @@ async def _rank(path: str, config: TrainerConfig, group: str, rank: int) -> None
     await serve(FaultyRank(config, group, rank), path)
 
 
-class FaultyRank(rank_module.TrainerRank):
+class Sender:
+    """Whose sends a test can stop in the middle."""
+
+    async def hold(self, receiver_ids: list[str], bucket: int) -> None:
+        FAULTS.hold(receiver_ids, bucket)
+
+    async def wait_until_held(self, receiver_ids: list[str]) -> None:
+        await asyncio.to_thread(FAULTS.wait_until_held, receiver_ids)
+
+    async def release(self) -> None:
+        FAULTS.release()
+
+
+class RelayFaults(Sender):
+    """What a test tells a relay's process."""
+
+    def __init__(self, injector: FaultInjector) -> None:
+        self._injector = injector
+
+    async def inject_fault(self, fault: SendFault, receiver_id: str, bucket: int) -> None:
+        self._injector.inject(fault, receiver_id, bucket)
+
+    async def waiting_faults(self) -> int:
+        """Faults that no send has met."""
+        return len(self._injector._next)
+
+
+class FaultyRank(Sender, rank_module.TrainerRank):
     """A rank that also takes orders from the test."""
 
     _learner: "RecordingLearner"  # type: ignore[assignment]
 
-    async def hold(self, replica_ids: list[str], bucket: int) -> None:
-        FAULTS.hold(replica_ids, bucket)
-
-    async def wait_until_held(self, replica_ids: list[str]) -> None:
-        await asyncio.to_thread(FAULTS.wait_until_held, replica_ids)
-
-    async def release(self) -> None:
-        FAULTS.release()
+    async def waiting_faults(self) -> int:
+        """See `RelayFaults`."""
+        assert self._fault_injector is not None
+        return len(self._fault_injector._next)
 
     async def hold_step(self) -> None:
         """Begin the next train step and go no further."""

@@ -23,6 +23,7 @@ from services.trainer.config import TrainerConfig
 from services.trainer.lead.rank_group import RankGroup
 from services.trainer.lead.service import TrainerService
 from services.weight_bus.config import WeightBusConfig
+from tests.chaos import calls
 from tests.chaos.answers import Client
 from tests.chaos.calls import BusOverSocket
 from tests.chaos.entry import run
@@ -143,16 +144,35 @@ class Scene:
     async def start_relay(self, domain: str) -> str:
         """A relay for the replicas of this memory domain, which the bus knows; returns its id."""
         relay_id = f"relay{next(self._numbers)}"
-        self.relays[relay_id] = self._start("run_relay", relay_id, self._bus_path, domain)
+        path = self._relay_path(relay_id)
+        self.relays[relay_id] = self._start("run_relay", relay_id, self._bus_path, domain, path)
         deadline = time.monotonic() + READY_S
         while not (await self.bus.next_orders(relay_id, 0, 0.0)).known:
             assert time.monotonic() < deadline, f"{relay_id} does not register"
             await asyncio.sleep(0.02)
         return relay_id
 
+    async def tell_relay(self, relay_id: str, order: str, *args: Any) -> Any:
+        """See `tests.chaos.children.RelayFaults`."""
+        return await calls.call(self._relay_path(relay_id), order, *args)
+
+    def _relay_path(self, relay_id: str) -> str:
+        return f"{self.folder}/{relay_id}"
+
     def start_router(self, listener: socket.socket, table: str, config: RouterConfig) -> Any:
         """A router process behind this socket; `table` is where it meets the others."""
         return self._start("run_router", listener, self._bus_path, table, config)
+
+    def kill_relay(self, relay_id: str) -> None:
+        """kill -9 of its process."""
+        self.relays.pop(relay_id).kill()
+
+    def freeze_bus(self) -> None:
+        """Stop the bus where it is, until `bring_back` or `thaw_bus`."""
+        self.freeze(self._bus_process.pid)
+
+    def thaw_bus(self) -> None:
+        self.thaw(self._bus_process.pid)
 
     def kill_replica(self, replica_id: str) -> list[psutil.Process]:
         """kill -9 of the replica's process; returns those that were below it."""

@@ -4,8 +4,11 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
+from services.memory import free_memory
+from services.protocol.errors import InvalidInput
 from services.protocol.weights.place import Place
 from services.trainer.collectives import all_gather
+from services.trainer.sizing.host import SNAPSHOT_BUFFERS
 from services.transport.shared_memory import (
     BufferPool,
     HeldBuffer,
@@ -14,6 +17,8 @@ from services.transport.shared_memory import (
     SharedBuffer,
     memory_domain,
 )
+
+_MIB = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +48,9 @@ class NodeBlocks:
     Args:
         nbytes: of a block.
         senders: ranks that write; the others hold copies of the same model.
+
+    Raises:
+        InvalidInput: a node has not the memory for them.
     """
 
     def __init__(self, nbytes: int, senders: int) -> None:
@@ -53,6 +61,20 @@ class NodeBlocks:
         if self._rank >= senders:
             self._owner = None
         self._pool, self._mappings = BufferPool(), Mappings()
+        self._check_free(domains)
+
+    def _check_free(self, domains: list[str]) -> None:
+        """Refuse what the kernel would end a rank for, on all ranks. Collective."""
+        here = domains.count(domains[self._rank]) / len(domains) if self._owner is not None else 0
+        needed, free = SNAPSHOT_BUFFERS * self._nbytes * here, free_memory()
+        for rank, (wanted, found) in enumerate(all_gather((needed, free))):
+            if wanted > found:
+                fix = (
+                    f"The versions that the node of rank {rank} keeps for the weight bus take "
+                    f"{wanted / _MIB:.0f} MiB: free some, spread the ranks over more nodes, or "
+                    "take nodes with more."
+                )
+                raise InvalidInput("memory", f"{found / _MIB:.0f} MiB free", fix)
 
     def take(self) -> Block | None:
         """A block that nobody reads; None on ranks that do not write. Collective."""
