@@ -21,6 +21,9 @@ class FakeSessions:
         self.metadata: list[dict[str, str]] = []
         self.keys: list[str] = []  # of episodes that were offered to agents outside
         self.finished: list[str] = []
+        self.played_every: int | None = None  # of these sessions one is finished by its agent
+        self._played: set[str] = set()
+        self.scored: list[str] = []  # of those
         self.sampled = 0
         self.refused: Counter[str] = Counter()
         self._numbers = itertools.count()
@@ -59,8 +62,12 @@ class FakeSessions:
         )
 
     async def _make(self, request: web.Request) -> web.Response:
-        name = f"sess_{next(self._numbers)}"
+        number = next(self._numbers)
+        name = f"sess_{number}"
         self.open[name] = []
+        if self.played_every is not None and number % self.played_every == 0:
+            self.open[name].append({"seed": number})
+            self._played.add(name)
         body = await request.json()
         self.metadata.append(body["metadata"])
         if "offer" in body:
@@ -85,7 +92,9 @@ class FakeSessions:
         return web.json_response(self._summary(name) | made | {"trajectories": one})
 
     async def _delete(self, request: web.Request) -> web.Response:
-        del self.open[request.match_info["name"]]
+        name = request.match_info["name"]
+        del self.open[name]
+        self.scored += [name] if name in self._played else []
         return web.Response(text=json.dumps({}))
 
     def _summary(self, name: str) -> dict[str, Any]:
@@ -94,7 +103,9 @@ class FakeSessions:
     def _activity(self, name: str) -> dict[str, Any]:
         calls = {"first": len(self.open[name])}
         figures = dict.fromkeys(("created", "tokens", "trajectory_count", "trajectory_tokens"), 0)
-        told = {"state": "open", "metadata": {}, "reward": None, "cursor": None, "calls": calls}
+        played = name in self._played
+        told: dict[str, Any] = {"metadata": {}, "cursor": None, "calls": calls}
+        told |= {"state": "finished" if played else "open", "reward": 1.0 if played else None}
         return self._summary(name) | told | figures | {"open_calls": 0, "trajectories": []}
 
     def _trajectory(self, calls: list[dict[str, Any]]) -> dict[str, Any]:

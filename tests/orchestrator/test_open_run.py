@@ -84,15 +84,19 @@ async def test_the_next_orchestrator_offers_unfinished_episodes_by_the_same_keys
     ]
     note, offered = Note(), list[list[str]]()
     async with world(tmp_path) as cluster:
-        runs, keys = orchestrator(cluster, note), cluster.router.sessions.keys
+        runs, sessions = orchestrator(cluster, note), cluster.router.sessions
+        keys, sessions.played_every = sessions.keys, 4
         await runs.start(RunRequest(config=cluster.run_config(task_file=None, tasks=sources)))
         for _ in range(2):
             async with asyncio.timeout(300):
-                while len(keys) < 16:  # noqa: ASYNC110
+                while len(keys) < 16 or len(sessions.scored) < 4:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
+            playing = set(sessions.open)
             await runs.close()
+            assert set(sessions.open) == playing, "their agents play on"
             offered.append(sorted(keys))
             keys.clear()
+            sessions.scored.clear()
             runs = orchestrator(cluster, note)
             await runs.resume_open_run()
         await runs.close()

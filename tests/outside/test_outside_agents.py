@@ -1,6 +1,7 @@
 """Agents outside take a run's sessions, play them through any door, and say what they earned."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -441,3 +442,14 @@ async def test_a_run_that_was_killed_finds_its_half_played_episodes_again(cluste
         await asyncio.wait_for(sampling, 60)
     assert {score.reward for *_, score in arrived} == {1.0, 2.0}
     assert len(arrived) == 3, "one call of the first, two of the second"
+
+
+@pytest.mark.parametrize("goes_on", [True, False], ids=["replaced", "stopped"])
+async def test_only_the_end_of_a_run_ends_half_played_sessions(cluster, goes_on):
+    rollout = replace(request(n=1), goes_on=lambda: goes_on)
+    async with sampler(cluster) as rollouts:
+        sampling = asyncio.create_task(rollouts.sample(rollout, lambda *one: None))
+        session = (await take(cluster))["session"]["id"]
+        await chat(cluster, session, "hi")
+        await cancel(sampling)
+    assert await end(cluster, session, reward=1) == (200 if goes_on else 404)

@@ -51,6 +51,7 @@ class RunContext:
         progress: where the run is.
         changes: wakes parts that wait for another one.
         directory: the run's folder.
+        goes_on: whether another orchestrator goes on with the run when this one ends it.
     """
 
     run: RunConfig
@@ -60,6 +61,7 @@ class RunContext:
     progress: Progress
     changes: Changes
     directory: RunDirectory
+    goes_on: Callable[[], bool] = lambda: False
 
     @property
     def run_id(self) -> str:

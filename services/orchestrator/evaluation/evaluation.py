@@ -64,7 +64,7 @@ class Evaluator:
     """Asks the tasks of held-out sets; all sets of a run share its bound on open requests."""
 
     def __init__(self, context: RunContext, sampler: Sampler, scorer: Scorer) -> None:
-        self._run, self._run_id = context.run, context.run_id
+        self._run, self._run_id, self._goes_on = context.run, context.run_id, context.goes_on
         self._sampler, self._scorer = sampler, scorer
         self._slots = asyncio.Semaphore(context.config.evaluation_concurrency)
 
@@ -94,6 +94,7 @@ class Evaluator:
                 task=task,
                 min_version=min_version,
                 priority=_PRIORITY,
+                goes_on=self._goes_on,
             )
             for place, task in enumerate(tasks)
         ]

@@ -55,10 +55,11 @@ class RunEnding:
         """Take the run's staleness bound off the rollout servers, unless the run goes on: then it
         is that of the orchestrator that took the run over."""
         with self._part("lag_bound"):
-            if not self._is_taken():
+            if not self.is_taken():
                 await self._fleet.bound_lag(None, _RELEASE_S)
 
-    def _is_taken(self) -> bool:
+    def is_taken(self) -> bool:
+        """Whether another orchestrator took the run over."""
         try:
             return self._ledger.look_taken()
         except sqlite3.Error:  # a damaged file, with which nobody goes on

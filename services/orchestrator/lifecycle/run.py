@@ -84,6 +84,7 @@ class Run:
             progress=progress,
             changes=changes,
             directory=directory,
+            goes_on=self._goes_on,
         )
         # The book of sample groups, and its observers
         trackers = Trackers(run, run_id=run_id, run_dir=directory.path)
@@ -190,9 +191,15 @@ class Run:
         return Profile(name=folder.name, folder=str(folder), last_step=last_step)
 
     def stop(self, *, keep_progress: bool = True) -> None:
-        """Ask the run to end; `keep_progress` writes a checkpoint, so that nothing is lost."""
+        """Ask the run to end; `keep_progress` writes a checkpoint, so that nothing is lost.
+
+        Without it the next orchestrator goes on with the run, as after a kill.
+        """
         self._keep_progress = keep_progress
         self._stop.set()
+
+    def _goes_on(self) -> bool:
+        return not self._keep_progress or self._ending.is_taken()
 
     async def execute(self) -> None:
         """Run from start to end; ends in one of the three last states."""

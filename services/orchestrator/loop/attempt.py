@@ -294,6 +294,7 @@ class Attempts:
             version=self._context.fleet.live_version or 0,
             trace=trace,
             progressed=self._progressed,
+            goes_on=self._context.goes_on,
         )
 
     def _progressed(self) -> None:

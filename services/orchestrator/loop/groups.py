@@ -19,7 +19,7 @@ from services.orchestrator.rollout.outside_agents import OF_AGENTS
 from services.orchestrator.rollout.rollout import RolloutFailed, RolloutRequest
 from services.orchestrator.tasks.curriculum import PassRates
 from services.protocol.errors import InvalidInput
-from services.protocol.run.task import Task
+from services.protocol.run.task import LIVE, OUTSIDE, Task
 
 _log = Log("orchestrator")
 
@@ -45,6 +45,7 @@ class Groups:
         self._takes_all = (
             algorithm.learns_from_equal_rewards or algorithm.overlong_limit is not None
         )
+        self._plays_outside = not {OUTSIDE, LIVE}.isdisjoint(context.run.environments)
         self._rolling: dict[int, Attempt] = {}
         self._interrupting: set[asyncio.Task[None]] = set()
         self.no_signal = NoSignalStreak(context.config, batch_groups=context.run.batch_groups)
@@ -150,7 +151,9 @@ class Groups:
         if rolling is None or rolling.task is None or rolling.task.done():
             return  # A task that is done has updated the ledger, though `_ended` comes later.
         rolling.task.cancel()
-        self._book.attempt_ended(group_id, oldest_version=None, tokens=rolling.tokens)
+        # An attempt that another orchestrator goes on with keeps its number only without an end.
+        if not (self._plays_outside and self._context.goes_on()):
+            self._book.attempt_ended(group_id, oldest_version=None, tokens=rolling.tokens)
         rolling.answers = None  # what still arrives is late
 
     def _ended(self, group_id: int, rolling: Attempt, task: asyncio.Task[None]) -> None:

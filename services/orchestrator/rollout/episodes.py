@@ -104,7 +104,7 @@ class EpisodeSampler:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        """End it, once the sessions of open episodes are closed."""
+        """End it, once the sessions of open episodes are closed, or left to their agents."""
         await cancel(*self._running)
         await self._player.close()
         if self._http is not None:
@@ -185,6 +185,7 @@ class EpisodeSampler:
         session = await sessions.create(metadata, offer, timeout_s=limits.longest_quiet_s)
         request.progressed()
         failure: RolloutFailed | None = None
+        kept = False
         outcome: dict[str, Any] = {}
         self._open.setdefault(request.session, set()).add(session)
         try:
@@ -198,9 +199,14 @@ class EpisodeSampler:
                 return failure  # its user may still be talking, and `finish` would end that
             request.progressed()
             played = await sessions.finish(session, timeout_s=longest_s)
+        except asyncio.CancelledError:
+            # As after a kill: the agent plays on, and the next one finds the session by its key.
+            kept = offer is not None and request.goes_on()
+            raise
         finally:
             self._close(request.session, session)
-            await sessions.delete(session)
+            if not kept:
+                await sessions.delete(session)
         trajectories = played.trajectories
         if failure is None and not trajectories:
             failure = _nothing(played.unrecorded_calls)

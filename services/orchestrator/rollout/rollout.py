@@ -110,6 +110,7 @@ class RolloutRequest:
         priority: at the router, where lower goes first.
         trace: headers of the span that the calls belong to.
         progressed: called at each sign of progress.
+        goes_on: whether another orchestrator goes on with the run, if the rollout is cancelled.
     """
 
     session: str
@@ -125,6 +126,7 @@ class RolloutRequest:
     priority: int = 0
     trace: Mapping[str, str] = field(default_factory=dict)
     progressed: Callable[[], None] = field(default=lambda: None, repr=False)
+    goes_on: Callable[[], bool] = field(default=lambda: False, repr=False)
 
     @property
     def routing(self) -> dict[str, str]:
