@@ -307,6 +307,14 @@ def test_a_line_that_a_kill_cut_short_spoils_no_other(tmp_path: Path) -> None:
     assert path.read_text() == '["a", 1.0]\n["c", 0.5]\n'
 
 
+def test_a_number_that_json_has_not_is_null_and_spoils_no_line(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "metrics.jsonl")
+    journal.write({"loss": float("nan"), "grad_norm": float("inf"), "step": 1})
+    journal.close()
+    (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert line == '{"loss": null, "grad_norm": null, "step": 1}'
+
+
 def test_steps_are_taken_back_without_room_for_a_copy(
     small_disk: Path, dropped: list[tuple[float, str, str]]
 ) -> None:

@@ -9,6 +9,8 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from services.disk import replace_file
 from services.json_lines import JsonLines
 from services.observability.log import Log
@@ -178,7 +180,11 @@ class Journal:
 
 
 def _line(record: Any) -> bytes:
-    return json.dumps(record).encode() + b"\n"
+    try:
+        text = json.dumps(record, allow_nan=False)
+    except ValueError:  # JSON has no NaN and no infinity; msgspec writes null
+        text = json.dumps(msgspec.json.decode(msgspec.json.encode(record)))
+    return text.encode() + b"\n"
 
 
 def _end_of_lines(file: FileIO) -> int:
