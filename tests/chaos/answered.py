@@ -67,6 +67,11 @@ class Answer:
     choices: list[Choice]
     told_tokens: int = 0
 
+    @property
+    def tokens(self) -> int:
+        """Of all choices, so far."""
+        return sum(len(choice.token_ids) for choice in self.choices)
+
     def check(self) -> None:
         """Every choice has an end, and every token is accounted for."""
         for choice in self.choices:
@@ -74,7 +79,7 @@ class Answer:
             assert len(choice.logprobs) == len(choice.token_ids)
             assert [end for _, _, end, _ in choice.spans][-1] == len(choice.token_ids)
             assert choice.shown in ([], choice.logprobs)
-        assert self.told_tokens == sum(len(choice.token_ids) for choice in self.choices)
+        assert self.told_tokens == self.tokens
 
 
 async def read(ask: Ask, response: aiohttp.ClientResponse) -> AsyncIterator[Answer]:

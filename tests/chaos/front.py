@@ -74,7 +74,7 @@ class Front:
         self._table = Table(self._changes)
         self._urls: list[str] = [""] * ROUTERS
         self._processes: list[Any] = [None] * ROUTERS
-        self._begun: set[str] = set()
+        self._halves: dict[int, str] = {}  # replicas of answers that have begun, up to their half
         self._among = slice(None)
         self._calls: list[tuple[Ask, asyncio.Task[Answer]]] = []
         self._expected: dict[int, Answer] = {}
@@ -136,7 +136,7 @@ class Front:
     async def begin(self, among: slice = slice(None)) -> None:
         """Send the requests, all at once."""
         self._among = among
-        self._begun.clear()
+        self._halves.clear()
         self._table.words.clear()
         calls = [(ask, asyncio.create_task(self._call(ask))) for ask in asks()[among]]
         for _, call in calls:
@@ -144,10 +144,10 @@ class Front:
         self._calls += calls
 
     async def in_the_middle_on(self, replica_id: str) -> None:
-        """Return when the replica has begun to answer and has more to do.
+        """Return when the replica has begun an answer, has half of it to do, and others besides.
 
-        How much it has, the routers count: on a busy machine a client may read all of an answer
-        at once, when it is over. What was over too early is asked again.
+        The routers count those: on a busy machine a client may read all of an answer at once, when
+        it is over. What was over too early is asked again.
         """
         async with asyncio.timeout(READY_S):
             while not self._is_in_the_middle(replica_id):
@@ -159,7 +159,7 @@ class Front:
 
     def _is_in_the_middle(self, replica_id: str) -> bool:
         counted = (request.counts.get(replica_id, 0) for request in self._table.words.values())
-        return replica_id in self._begun and sum(counted) >= OPEN and not self._is_over()
+        return replica_id in self._halves.values() and sum(counted) >= OPEN and not self._is_over()
 
     def _is_over(self) -> bool:
         return all(call.done() for _, call in self._calls)
@@ -177,10 +177,12 @@ class Front:
         async with self._session.post(url + ask.path, json=ask.body, headers=headers) as response:
             assert response.status == 200, f"{ask}: {await response.text()}"
             events = 0
-            async for answer in read(ask, response):  # noqa: B007
+            async for answer in read(ask, response):
                 events += 1
-                if events == BEGUN:
-                    self._begun.add(response.headers[REPLICA_HEADER])
+                if 2 * answer.tokens > ask.body.get("max_tokens", 0):
+                    self._halves.pop(ask.number, None)
+                elif events == BEGUN:
+                    self._halves[ask.number] = response.headers[REPLICA_HEADER]
                     self._changes.notify()
             return answer
 

@@ -1,5 +1,7 @@
 """Replicas that may not serve any more, with two hundred requests in flight."""
 
+import asyncio
+
 import pytest
 
 from tests.chaos.front import Front
@@ -17,7 +19,12 @@ async def test_a_paused_replica_gives_its_calls_away_and_gets_others_when_it_is_
     victim, _ = front.scene.replicas
     await front.begin()
     await front.in_the_middle_on(victim)
-    await front.scene.bus.control(victim, "pause", None, READY_S)
+    # It has no time to end what it is in the middle of before it hears of the pause.
+    with front.scene.frozen_engine(victim):
+        pause = front.scene.bus.control(victim, "pause", None, READY_S)
+        pausing = asyncio.create_task(pause)
+        await front.until_leased(1)
+    await pausing
     assert await front.same_answers()
 
     await front.scene.bus.control(victim, "resume", None, READY_S)
