@@ -178,6 +178,8 @@ class AlgorithmConfig(StrictModel):
             stable, decay); None: from the end of the warm-up on.
         decay_to: share of `learning_rate` that would be left after the last update.
         weight_decay: AdamW's and Muon's, for the policy; a critic has none.
+        weight_decay_on: `all` parameters, or `matrices` alone: not norms, biases and other vectors,
+            nor embeddings and an output layer that is tied to them.
         beta1: AdamW's decay of the mean of gradients, of policy and critic.
         beta2: AdamW's decay of the mean of their squares.
         epsilon: what AdamW adds to the root of the latter.
@@ -225,6 +227,7 @@ class AlgorithmConfig(StrictModel):
     decay_steps: int | None = Field(default=None, ge=1)
     decay_to: float = Field(default=0.0, ge=0, le=1)
     weight_decay: float = Field(default=0.0, ge=0)
+    weight_decay_on: Literal["all", "matrices"] = "all"
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.95, ge=0, lt=1)
     epsilon: float = Field(default=1e-8, gt=0)
@@ -287,6 +290,8 @@ class AlgorithmConfig(StrictModel):
             )
         if self.decay == "none" and (self.decay_steps is not None or self.decay_to):
             raise ValueError("decay_steps and decay_to need a decay: linear or cosine")
+        if self.weight_decay_on != "all" and not self.weight_decay:
+            raise ValueError("weight_decay_on needs a weight_decay above 0: else nothing decays")
         if self.overlong_buffer > (self.overlong_limit or 0):
             raise ValueError("overlong_buffer must be at most overlong_limit")
         if self.gamma != 1 and not self.by_token:
