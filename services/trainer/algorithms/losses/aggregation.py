@@ -33,11 +33,11 @@ def token_shares(weight: Tensor, sequence: Tensor, lengths: Tensor, aggregation:
 def denominator(tokens: int, sequences: int, algorithm: AlgorithmConfig) -> int:
     """`tokens`, `sequences` or `sequences * fixed_length`.
 
-    Tokens of an answer that a mask takes out of the loss, as too old or as too far from the
-    engine, stay in the count, else the few that are left would weigh more. Groups of equal
+    Tokens that a mask takes out of the loss, as too old or as too far from the engine, stay in
+    the count, some of an answer or all of it, else what is left would weigh more. Groups of equal
     rewards are not counted: as under DAPO's dynamic sampling (arXiv 2503.14476, equation 11)
     they are not part of the batch, unless a KL penalty, an entropy bonus, a teacher, a critic or
-    REINFORCE++ gives them a gradient. Answers without any token to train and those that
+    REINFORCE++ gives them a gradient. Answers in which the policy sampled nothing and those that
     `mask_truncated` leaves out are not counted either.
     """
     if algorithm.aggregation == "token_mean":
