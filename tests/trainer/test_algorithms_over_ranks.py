@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from services.protocol.errors import InvalidInput
 from services.protocol.run.algorithm_preset import ALGORITHM_PRESETS
+from services.protocol.train_batch import ScoredTrajectory, TrainGroup
 from tests.batches import GroupBatch
 from tests.slow import first_of
 from tests.trainer.test_learner import assert_same_metrics, assert_same_weights
@@ -206,6 +207,26 @@ def spoilt(batch: GroupBatch, group: int) -> GroupBatch:
     groups = list(batch.groups)
     groups[group] = dataclasses.replace(groups[group], trajectories=tuple(members))
     return dataclasses.replace(batch, groups=tuple(groups))
+
+
+@pytest.mark.parametrize(("aggregation", "share"), [("token_mean", 0.25), ("sequence_mean", 0.5)])
+def test_the_largest_share_of_a_token_by_hand(run, make_trajectory, aggregation, share) -> None:
+    """Slopes of REINFORCE are the advantages: 1.5 of one token, and 0.5 each of 2, 3 and 4.
+
+    Summed over tokens they are 1.5 + 9 * 0.5 = 6, of means over answers 1.5 + 3 * 0.5 = 3.
+    """
+    members = tuple(
+        ScoredTrajectory(
+            trajectory=make_trajectory([1] * 9, list(range(9, 9 + count))), reward=float(count == 1)
+        )
+        for count in (1, 2, 3, 4)
+    )
+    group = TrainGroup(group_id=0, trajectories=members)
+    batch = GroupBatch(run_id="run", step=1, groups=(group,))
+    algorithm = {"loss": "reinforce", "aggregation": aggregation}
+    for size, max_tokens in ((1, 100), (2, 16)):
+        report, _ = run(size, max_tokens, batch, **algorithm)
+        assert report.metrics["token_share_max"] == pytest.approx(share, rel=1e-6)
 
 
 @pytest.mark.parametrize("anchor", ["behaviour", "proximal"])
