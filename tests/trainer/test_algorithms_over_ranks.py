@@ -15,7 +15,11 @@ from services.protocol.run.algorithm_preset import ALGORITHM_PRESETS
 from services.protocol.train_batch import ScoredTrajectory, TrainGroup
 from tests.batches import GroupBatch
 from tests.slow import first_of
-from tests.trainer.test_learner import assert_same_metrics, assert_same_weights
+from tests.trainer.test_learner import (
+    assert_same_metrics,
+    assert_same_weights,
+    largest_difference,
+)
 
 ROOT = Path(__file__).parents[2]
 KL_IN_REWARD = {"coefficient": 0.5, "estimator": "k1", "where": "reward"}
@@ -57,6 +61,11 @@ CHOICES: dict[str, dict[str, Any]] = {
     "PPO in two passes": {"preset": "ppo", "passes": 2, "critic": {"learning_rate": 1e-3}},
     "dual clip": {"preset": "grpo", "dual_clip": 1.5},
     "KL in the loss": {"preset": "grpo", "kl": {"coefficient": 0.5}},
+    "KL with a mean of its own": {
+        "preset": "grpo",
+        "kl": {"coefficient": 0.5, "aggregation": "token_mean"},
+        "loss_coefficient": 0.5,
+    },
     "KL in rewards of answers": {"preset": "rloo", "kl": KL_IN_REWARD},
     "KL in rewards of tokens": {
         "preset": "reinforce_plus_plus_baseline",
@@ -195,6 +204,24 @@ def test_given_answers_alone_have_the_gradient_of_their_mean_cross_entropy(
     assert report.metrics["cross_entropy"] == pytest.approx(mean.item(), rel=1e-5)
     assert report.metrics["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
     assert report.tokens == sum(map(len, losses))
+
+
+@pytest.mark.parametrize(
+    ("own", "of_loss"), [("token_mean", "sequence_mean"), ("sequence_mean", "token_mean")]
+)
+def test_where_all_rewards_are_equal_a_kl_penalty_is_averaged_by_its_own_key_alone(
+    run, make_batch, own, of_loss
+) -> None:
+    batch = make_batch(1, groups=3, rewards=lambda draw: 1.0)
+    kl = {"coefficient": 0.5, "estimator": "k1", "weighted": True}  # whose slope is never 0
+    whole, expected = run(1, 100_000, batch, kl=kl, aggregation=own)
+    parts, weights = run(2, 60, batch, kl=kl | {"aggregation": own}, aggregation=of_loss)
+    other, different = run(2, 60, batch, kl=kl, aggregation=of_loss)
+    assert parts.metrics["grad_norm"] == pytest.approx(whole.metrics["grad_norm"], rel=1e-5)
+    assert other.metrics["grad_norm"] != pytest.approx(whole.metrics["grad_norm"], rel=1e-2)
+    assert parts.metrics["kl_penalty"] == pytest.approx(whole.metrics["kl_penalty"], abs=1e-6)
+    assert_same_weights(weights, expected)
+    assert largest_difference(different, expected) > 1e-6
 
 
 def spoilt(batch: GroupBatch, group: int) -> GroupBatch:

@@ -2,9 +2,11 @@
 
 Every aggregation is `sum_t share_t loss_t / denominator`. The denominator counts the whole
 minibatch, over all ranks and micro-batches, before the first forward pass, so that the
-result depends neither on the number of ranks nor on how the work was cut.
+result depends neither on the number of ranks nor on how the work was cut. Each component of the
+loss can have a mean of its own: given answers have theirs, and a KL penalty may (`kl.aggregation`).
 """
 
+import torch
 from torch import Tensor
 
 from services.protocol.run.algorithm import AlgorithmConfig
@@ -46,3 +48,28 @@ def denominator(tokens: int, sequences: int, algorithm: AlgorithmConfig) -> int:
         return sequences
     assert algorithm.fixed_length is not None, "the configuration asks for it"
     return sequences * algorithm.fixed_length
+
+
+def kl_weight(
+    sequence: Tensor, lengths: Tensor, tokens: int, sequences: int, algorithm: AlgorithmConfig
+) -> Tensor | None:
+    """`(own share / own denominator) / (share / denominator)` of each token, for `kl.aggregation`.
+
+    Times this the penalty of a token, which is summed with its loss, has a mean of its own. None
+    where it is averaged as the loss is.
+
+    Args:
+        sequence: int64 `[N]`, the sequence of each token.
+        lengths: as for `token_shares`.
+        tokens: of the minibatch, as for `denominator`.
+        sequences: of the minibatch, likewise.
+        algorithm: which means.
+    """
+    own = algorithm.kl.aggregation
+    if own is None or own == algorithm.aggregation or not tokens:
+        return None
+    each = torch.ones_like(lengths)[sequence]
+    share = token_shares(each, sequence, lengths, algorithm.aggregation)
+    own_share = token_shares(each, sequence, lengths, own)
+    counted = tokens if own == "token_mean" else sequences
+    return own_share / share * (denominator(tokens, sequences, algorithm) / counted)
