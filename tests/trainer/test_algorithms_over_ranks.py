@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from services.protocol.errors import InvalidInput
+from services.protocol.run.algorithm import AlgorithmConfig
 from services.protocol.run.algorithm_preset import ALGORITHM_PRESETS
 from services.protocol.train_batch import ScoredTrajectory, TrainGroup
 from tests.batches import GroupBatch
@@ -93,7 +94,8 @@ def run(rank_groups, tiny_model, make_start):
 def test_two_ranks_in_small_passes_do_what_one_does_in_one(run, make_batch, choice) -> None:
     batch = make_batch(1, groups=4)
     algorithm = CHOICES[choice]
-    if algorithm.get("preset") != "rloo":  # whose updates after the first nothing would correct
+    # A loss without a ratio has no updates after the first: nothing would correct them.
+    if AlgorithmConfig.model_validate(algorithm).loss != "reinforce":
         algorithm = algorithm | {"minibatches": 2}
     whole, expected = run(1, 100_000, batch, **algorithm)
     parts, weights = run(2, 60, batch, **algorithm)

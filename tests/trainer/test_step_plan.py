@@ -45,6 +45,22 @@ def test_groups_of_equal_rewards_are_not_in_the_denominator(make_trajectory) -> 
     assert plan.minibatches[0].tokens == 4
 
 
+def test_of_a_group_the_best_answers_alone_get_a_pass_and_are_counted(make_trajectory) -> None:
+    groups = (
+        group_of(make_trajectory, [0.5, 1.0, 0.0, 1.0]),
+        group_of(make_trajectory, [1.0, 1.0]),
+        replace(group_of(make_trajectory, [0.0]), trajectories=(
+            replace(group_of(make_trajectory, [0.0]).trajectories[0], given=True),)),
+    )  # fmt: skip
+    plan = planned(AlgorithmConfig(preset="raft"), *groups)
+    assert (plan.chosen.tolist(), plan.advantages.tolist()) == ([1, 3, 6], [1.0, 1.0, 0.0])
+    (one,) = plan.minibatches
+    assert (one.tokens, one.sequences, one.given_tokens) == (4, 2, 2)
+    assert plan.left_out()["left_out_equal_rewards"] == 8 / 14
+    pulled = planned(AlgorithmConfig(preset="raft", kl={"coefficient": 0.1}), *groups)
+    assert pulled.advantages.tolist() == [0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0]
+
+
 def test_a_trajectory_without_trained_tokens_counts_for_its_group_only(make_trajectory) -> None:
     quiet = ScoredTrajectory(trajectory=make_trajectory([1], [2], mask=[0]), reward=1.0)
     loud = ScoredTrajectory(trajectory=make_trajectory([1], [2]), reward=0.0)

@@ -12,7 +12,7 @@ from services.protocol.run.sequence_mask import SequenceMaskConfig
 from services.protocol.strict import StrictModel, nearest
 
 AdvantageKind = Literal[
-    "grpo", "dr_grpo", "rloo", "maxrl", "lite_ppo", "gdpo",
+    "grpo", "dr_grpo", "rloo", "maxrl", "lite_ppo", "best", "gdpo",
     "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae",
 ]  # fmt: skip
 
@@ -67,10 +67,10 @@ class AlgorithmConfig(StrictModel):
             sum of the rewards from that turn on, normalised in the group; for `grpo` only.
         advantage: `grpo` divides by the group's standard deviation, `dr_grpo` does not,
             `rloo` takes the mean of the others, `maxrl` divides by the mean, `lite_ppo` by the
-            deviation of the whole batch, `gdpo` does what `grpo` does for each of the named
-            `rewards`, and then divides over the batch; `reinforce_plus_plus` normalises over the
-            batch, its `_baseline` variant after subtracting the group's mean; `gae` asks a
-            critic for each token.
+            deviation of the whole batch, `best` is 1 for the best answers of a group and 0 for the
+            others, `gdpo` does what `grpo` does for each of the named `rewards`, and then divides
+            over the batch; `reinforce_plus_plus` normalises over the batch, its `_baseline` variant
+            after subtracting the group's mean; `gae` asks a critic for each token.
         loss: `clip` (PPO's surrogate), `dppo`, `gspo`, `cispo`, `sapo`, `reinforce`, or the
             user's own as `file.py:function` or `module:function`.
         aggregation: `token_mean` divides by all tokens, `sequence_mean` averages each

@@ -31,8 +31,9 @@ class StepPlan:
     """A train step, planned for all ranks.
 
     What has no gradient under the algorithm is in no micro-batch: groups of equal rewards, where
-    the group's mean is the baseline and there is no KL penalty, and with `mask_truncated`
-    answers that hit the length limit.
+    the group's mean is the baseline and there is no KL penalty, likewise what is not among the best
+    answers, where these alone are learned, and with `mask_truncated` answers that hit the length
+    limit.
 
     Attributes:
         batch: what it is of.
@@ -156,7 +157,7 @@ def plan_step(
     rows, advantages = batch.rows, advantages_of(rewards, algorithm)
     if algorithm.credit == "turn":
         rows, advantages = _by_turn(rows, rewards)
-    has_gradient = _have_gradient(rows, rewards, algorithm)
+    has_gradient = _have_gradient(rows, rewards, advantages, algorithm)
     chosen = np.flatnonzero(has_gradient & (tokens > 0))
     prefixes = SharedPrefixes.none(batch.rows.lengths[chosen])
     if limits.shares:
@@ -184,13 +185,18 @@ def plan_step(
 
 
 def _have_gradient(
-    rows: TokenRows, rewards: Rewards, algorithm: AlgorithmConfig
+    rows: TokenRows,
+    rewards: Rewards,
+    advantages: NDArray[np.float64],
+    algorithm: AlgorithmConfig,
 ) -> NDArray[np.bool_]:
     """bool `[S]`: what the algorithm learns from if it has a token to train."""
     if algorithm.learns_from_equal_rewards:
-        return np.ones(len(rewards.values), dtype=np.bool_)
+        return np.ones(len(advantages), dtype=np.bool_)
     some = _moved(rows, rewards) if algorithm.credit == "turn" else _differs(rewards)
     found = some.repeat(rewards.sizes)
+    if algorithm.advantage == "best":
+        found &= advantages != 0
     return found | rewards.given
 
 
