@@ -18,6 +18,7 @@ PARTS = {
         "rloo",
         "maxrl",
         "lite_ppo",
+        "best",
         "gdpo",
         "reinforce_plus_plus",
         "dapo",

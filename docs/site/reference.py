@@ -52,6 +52,7 @@ MODEL_PAGES: dict[str, tuple[str, str, dict[str, tuple[str, ...]]]] = {
             "Schedule": ("services.protocol.run.schedule",),
             "Algorithm": (
                 "services.protocol.run.algorithm",
+                "services.protocol.run.kl",
                 "services.protocol.run.distillation",
                 "services.protocol.run.sequence_mask",
             ),

@@ -28,7 +28,8 @@ def algorithm_figures(algorithm: AlgorithmConfig) -> Iterator[tuple[str, str]]:
         yield "cut-off answers", "left out of the loss"
     if algorithm.kl.coefficient:
         kl = algorithm.kl
-        yield "KL penalty", f"{kl.coefficient:g} x {kl.estimator}, in the {kl.where}"
+        own = f", {kl.aggregation}" if kl.aggregation else ""
+        yield "KL penalty", f"{kl.coefficient:g} x {kl.estimator}, in the {kl.where}{own}"
     if algorithm.entropy_bonus:
         yield "entropy bonus", f"{algorithm.entropy_bonus:g}"
     steps = f"{algorithm.updates} a train step"

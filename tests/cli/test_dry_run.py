@@ -114,6 +114,11 @@ def test_a_plan_shows_the_arithmetic_and_starts_nothing(
         ),
         ("{preset: dr_grpo}", ("dr_grpo: advantage dr_grpo", "fixed_length 256")),
         ("{preset: rloo}", ("reinforce, no clip, fixed_length 1",)),
+        ("{preset: raft}", ("raft: advantage best", "reinforce, no clip, token_mean")),
+        (
+            "{kl: {coefficient: 0.1, aggregation: sequence_mean}}",
+            ("0.1 x k3, in the loss, sequence_mean",),
+        ),
         ("{preset: cispo}", ("weight current/behaviour from 0 to 5",)),
         (
             "{kl: {coefficient: 0.1}, mask_truncated: true}",

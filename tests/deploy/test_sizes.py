@@ -19,7 +19,8 @@ from millrace_tools.main import main
 from millrace_tools.sizes.shipped import SHIPPED, shipped_pair
 from millrace_tools.sizes.text import with_figures
 from services.protocol.errors import InvalidInput
-from services.protocol.run.algorithm import AlgorithmConfig, KlConfig
+from services.protocol.run.algorithm import AlgorithmConfig
+from services.protocol.run.kl import KlConfig
 from services.trainer.config import LoraConfig, TrainerConfig
 from services.trainer.sizing.held import gradients, moments, parameters
 from services.trainer.sizing.rank_memory import rank_gib

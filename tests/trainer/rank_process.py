@@ -161,6 +161,15 @@ class RankProcess:
         local = (one[key].to_local() for one in states for key in ("exp_avg", "exp_avg_sq"))
         return sum(tensor.nbytes for one in local for tensor in _inside(one))
 
+    def optimizer_groups(self) -> list[dict[str, Any]]:
+        """The policy's parameters by name, and the settings that they share."""
+        learner = self._learner
+        names = {id(one): name for name, one in learner._policy.causal.named_parameters()}
+        return [
+            {**group, "params": sorted(names[id(one)] for one in group["params"])}
+            for group in learner._optimizer.param_groups
+        ]
+
     def frozen_logprobs(self, sequences: list[list[int]]) -> dict[int, list[float]]:
         with adapter_off(self._learner._policy):
             return self._learner.logprobs(sequences)

@@ -73,7 +73,13 @@ def test_grpo_ignores_the_scale_of_rewards_and_dr_grpo_does_not() -> None:
     )
 
 
-@pytest.mark.parametrize("kind", ["grpo", "dr_grpo", "rloo", "maxrl", "lite_ppo"])
+def test_the_best_answers_are_those_with_the_largest_reward_where_rewards_differ() -> None:
+    assert group_advantages([0.2, 1.0, -3.0, 1.0], "best") == [0.0, 1.0, 0.0, 1.0]
+    assert group_advantages([-1.0, -2.0], "best") == [1.0, 0.0]
+    assert group_advantages([1.0, 1.0], "best") == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("kind", ["grpo", "dr_grpo", "rloo", "maxrl", "lite_ppo", "best"])
 def test_a_group_of_one_is_refused_where_its_mean_is_the_baseline(kind: str) -> None:
     with pytest.raises(ValueError, match="at least two"):
         group_advantages([1.0], kind)

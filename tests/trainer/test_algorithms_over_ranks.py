@@ -11,10 +11,16 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from services.protocol.errors import InvalidInput
+from services.protocol.run.algorithm import AlgorithmConfig
 from services.protocol.run.algorithm_preset import ALGORITHM_PRESETS
+from services.protocol.train_batch import ScoredTrajectory, TrainGroup
 from tests.batches import GroupBatch
 from tests.slow import first_of
-from tests.trainer.test_learner import assert_same_metrics, assert_same_weights
+from tests.trainer.test_learner import (
+    assert_same_metrics,
+    assert_same_weights,
+    largest_difference,
+)
 
 ROOT = Path(__file__).parents[2]
 KL_IN_REWARD = {"coefficient": 0.5, "estimator": "k1", "where": "reward"}
@@ -56,6 +62,11 @@ CHOICES: dict[str, dict[str, Any]] = {
     "PPO in two passes": {"preset": "ppo", "passes": 2, "critic": {"learning_rate": 1e-3}},
     "dual clip": {"preset": "grpo", "dual_clip": 1.5},
     "KL in the loss": {"preset": "grpo", "kl": {"coefficient": 0.5}},
+    "KL with a mean of its own": {
+        "preset": "grpo",
+        "kl": {"coefficient": 0.5, "aggregation": "token_mean"},
+        "loss_coefficient": 0.5,
+    },
     "KL in rewards of answers": {"preset": "rloo", "kl": KL_IN_REWARD},
     "KL in rewards of tokens": {
         "preset": "reinforce_plus_plus_baseline",
@@ -83,7 +94,8 @@ def run(rank_groups, tiny_model, make_start):
 def test_two_ranks_in_small_passes_do_what_one_does_in_one(run, make_batch, choice) -> None:
     batch = make_batch(1, groups=4)
     algorithm = CHOICES[choice]
-    if algorithm.get("preset") != "rloo":  # whose updates after the first nothing would correct
+    # A loss without a ratio has no updates after the first: nothing would correct them.
+    if AlgorithmConfig.model_validate(algorithm).loss != "reinforce":
         algorithm = algorithm | {"minibatches": 2}
     whole, expected = run(1, 100_000, batch, **algorithm)
     parts, weights = run(2, 60, batch, **algorithm)
@@ -196,6 +208,24 @@ def test_given_answers_alone_have_the_gradient_of_their_mean_cross_entropy(
     assert report.tokens == sum(map(len, losses))
 
 
+@pytest.mark.parametrize(
+    ("own", "of_loss"), [("token_mean", "sequence_mean"), ("sequence_mean", "token_mean")]
+)
+def test_where_all_rewards_are_equal_a_kl_penalty_is_averaged_by_its_own_key_alone(
+    run, make_batch, own, of_loss
+) -> None:
+    batch = make_batch(1, groups=3, rewards=lambda draw: 1.0)
+    kl = {"coefficient": 0.5, "estimator": "k1", "weighted": True}  # whose slope is never 0
+    whole, expected = run(1, 100_000, batch, kl=kl, aggregation=own)
+    parts, weights = run(2, 60, batch, kl=kl | {"aggregation": own}, aggregation=of_loss)
+    other, different = run(2, 60, batch, kl=kl, aggregation=of_loss)
+    assert parts.metrics["grad_norm"] == pytest.approx(whole.metrics["grad_norm"], rel=1e-5)
+    assert other.metrics["grad_norm"] != pytest.approx(whole.metrics["grad_norm"], rel=1e-2)
+    assert parts.metrics["kl_penalty"] == pytest.approx(whole.metrics["kl_penalty"], abs=1e-6)
+    assert_same_weights(weights, expected)
+    assert largest_difference(different, expected) > 1e-6
+
+
 def spoilt(batch: GroupBatch, group: int) -> GroupBatch:
     """The batch with one behaviour logprob of one group that is no number."""
     wrong = batch.groups[group].trajectories[1]
@@ -206,6 +236,26 @@ def spoilt(batch: GroupBatch, group: int) -> GroupBatch:
     groups = list(batch.groups)
     groups[group] = dataclasses.replace(groups[group], trajectories=tuple(members))
     return dataclasses.replace(batch, groups=tuple(groups))
+
+
+@pytest.mark.parametrize(("aggregation", "share"), [("token_mean", 0.25), ("sequence_mean", 0.5)])
+def test_the_largest_share_of_a_token_by_hand(run, make_trajectory, aggregation, share) -> None:
+    """Slopes of REINFORCE are the advantages: 1.5 of one token, and 0.5 each of 2, 3 and 4.
+
+    Summed over tokens they are 1.5 + 9 * 0.5 = 6, of means over answers 1.5 + 3 * 0.5 = 3.
+    """
+    members = tuple(
+        ScoredTrajectory(
+            trajectory=make_trajectory([1] * 9, list(range(9, 9 + count))), reward=float(count == 1)
+        )
+        for count in (1, 2, 3, 4)
+    )
+    group = TrainGroup(group_id=0, trajectories=members)
+    batch = GroupBatch(run_id="run", step=1, groups=(group,))
+    algorithm = {"loss": "reinforce", "aggregation": aggregation}
+    for size, max_tokens in ((1, 100), (2, 16)):
+        report, _ = run(size, max_tokens, batch, **algorithm)
+        assert report.metrics["token_share_max"] == pytest.approx(share, rel=1e-6)
 
 
 @pytest.mark.parametrize("anchor", ["behaviour", "proximal"])

@@ -13,6 +13,7 @@ from services.protocol.trainer import CheckpointReport, LedgerFrontier
 from services.trainer.checkpoints.folder import CheckpointFolder
 from services.trainer.checkpoints.manifest import MANIFEST, read_manifest
 from tests.filling import fill
+from tests.trainer.test_algorithms_over_ranks import given
 from tests.trainer.test_learner import assert_same_steps, largest_difference, run_steps
 
 
@@ -47,6 +48,32 @@ def test_a_checkpoint_of_two_ranks_continues_exactly_on_any_number(
     if size == writer.world_size:
         for one, other in zip(continued, expected, strict=True):
             assert one.digests == other.digests
+
+
+@pytest.mark.parametrize("saved_at", [1, 2])
+def test_a_run_goes_on_with_the_same_bits_in_and_after_its_warm_up_on_given_answers(
+    rank_groups, tiny_model, make_batch, make_start, saved_at
+) -> None:
+    ranks = rank_groups[2]
+    start = make_start(warmup_steps=3, minibatches=2, cross_entropy={"warmup_steps": 2})
+    batches = [given(make_batch(1)), given(make_batch(2)), make_batch(3), make_batch(4)]
+    run_steps(ranks, tiny_model, start, batches[:saved_at])
+    ranks.call("save", saved_at)
+
+    def rest(version: int) -> list[Any]:
+        return [
+            ranks.call("train", batch, version + more, version + more + 1)[0]
+            for more, batch in enumerate(batches[saved_at:])
+        ]
+
+    expected = rest(saved_at)
+    ranks.load(tiny_model)
+    assert ranks.call("start_run", start, saved_at)[0].step == saved_at
+    continued = rest(saved_at)
+    assert [one.digests for one in continued] == [one.digests for one in expected]
+    assert [one.metrics for one in continued] == [one.metrics for one in expected]
+    learned = ["cross_entropy" in one.metrics for one in continued]
+    assert learned == [step < 2 for step in range(saved_at, 4)]
 
 
 def test_training_goes_on_while_a_checkpoint_is_written_and_neither_changes_the_other(

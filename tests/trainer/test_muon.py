@@ -34,7 +34,8 @@ def updated(world_size: int) -> list[Any]:
     mesh = init_device_mesh("cpu", (world_size,))
     parameters = [nn.Parameter(distribute_tensor(one, mesh, [Shard(0)])) for one in drawn(0)]
     settings: dict[str, Any] = {"lr": 0.01, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
-    optimizer = MuonWithAdamW(parameters[:2], parameters[2:], momentum=0.9, fused=True, **settings)
+    others = [{"params": parameters[2:]}]
+    optimizer = MuonWithAdamW(parameters[:2], others, momentum=0.9, fused=True, **settings)
     for step in (1, 2, 3):
         for parameter, gradient in zip(parameters, drawn(step), strict=True):
             parameter.grad = distribute_tensor(gradient, mesh, [Shard(0)])

@@ -226,6 +226,18 @@ def lite_ppo(groups: Groups) -> Tensor:
     return by_token(pairs, lambda one, a: surrogate(ratio(one), a, 0.2, 0.2))
 
 
+def raft(groups: Groups) -> Tensor:
+    """2304.06767, algorithm 1: the likelihood of the best answers of each group."""
+    best = [
+        one
+        for group in groups
+        for one in group
+        if min(other.reward for other in group) < one.reward
+        and one.reward == max(other.reward for other in group)
+    ]
+    return -sum(one.current.sum() for one in best) / sum(one.tokens for one in best)
+
+
 def off_policy_masked(groups: Groups) -> Tensor:
     """2512.02556, section 3.1: bad answers that have become unlikely count without a loss."""
 
@@ -314,6 +326,7 @@ PAPERS: dict[str, tuple[Objective, dict[str, Any]]] = {
     "SAPO": (sapo, {"preset": "sapo"}),
     "MaxRL": (maxrl, {"preset": "maxrl"}),
     "Lite PPO": (lite_ppo, {"preset": "lite_ppo"}),
+    "RAFT": (raft, {"preset": "raft"}),
     "off-policy masking": (
         off_policy_masked,
         {"preset": "grpo", "sequence_mask": {"negative_kl": 0.2}},

@@ -12,7 +12,8 @@ import torch
 
 from benchmarks.rank_memory.cases import Case
 from services.protocol.errors import InvalidInput
-from services.protocol.run.algorithm import AlgorithmConfig, KlConfig
+from services.protocol.run.algorithm import AlgorithmConfig
+from services.protocol.run.kl import KlConfig
 from services.trainer.config import TrainerConfig
 from services.trainer.rank import memory_limits
 from services.trainer.rank.memory_limits import check_memory

@@ -45,6 +45,22 @@ def test_groups_of_equal_rewards_are_not_in_the_denominator(make_trajectory) -> 
     assert plan.minibatches[0].tokens == 4
 
 
+def test_of_a_group_the_best_answers_alone_get_a_pass_and_are_counted(make_trajectory) -> None:
+    groups = (
+        group_of(make_trajectory, [0.5, 1.0, 0.0, 1.0]),
+        group_of(make_trajectory, [1.0, 1.0]),
+        replace(group_of(make_trajectory, [0.0]), trajectories=(
+            replace(group_of(make_trajectory, [0.0]).trajectories[0], given=True),)),
+    )  # fmt: skip
+    plan = planned(AlgorithmConfig(preset="raft"), *groups)
+    assert (plan.chosen.tolist(), plan.advantages.tolist()) == ([1, 3, 6], [1.0, 1.0, 0.0])
+    (one,) = plan.minibatches
+    assert (one.tokens, one.sequences, one.given_tokens) == (4, 2, 2)
+    assert plan.left_out()["left_out_equal_rewards"] == 8 / 14
+    pulled = planned(AlgorithmConfig(preset="raft", kl={"coefficient": 0.1}), *groups)
+    assert pulled.advantages.tolist() == [0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0]
+
+
 def test_a_trajectory_without_trained_tokens_counts_for_its_group_only(make_trajectory) -> None:
     quiet = ScoredTrajectory(trajectory=make_trajectory([1], [2], mask=[0]), reward=1.0)
     loud = ScoredTrajectory(trajectory=make_trajectory([1], [2]), reward=0.0)
@@ -108,10 +124,36 @@ def test_tokens_that_are_too_old_have_a_cause_of_their_own(make_trajectory) -> N
         "left_out_stale": 4 / 6,
         "left_out_fraction": 4 / 6,
     }
-    assert [one.tokens for one in plan.minibatches] == [3]  # of the answers that are trained
+    assert [(one.tokens, one.sequences) for one in plan.minibatches] == [(6, 3)]
     micros = [collate(plan.part(rank).rows, 0) for rank in range(2)]
     shares = [token_shares(one.weight, one.row, one.sampled, "sequence_mean") for one in micros]
     assert sorted(float(share) for share in shares) == [0.5, 1.0]
+
+
+def test_an_answer_that_is_too_old_as_a_whole_counts_as_one_of_which_a_token_is_left(
+    make_trajectory,
+) -> None:
+    fresh = make_trajectory([1], [2, 3])
+    cut = replace(fresh, loss_mask=(0, 0), finish_reason="length")
+    for left, algorithm in ((1, {}), (0, {}), (1, {"minibatches": 3}), (0, {"minibatches": 3})):
+        old = replace(fresh, loss_mask=(0, left))
+        members = [(fresh, 1.0, 0), (fresh, 0.0, 0), (fresh, 0.0, 0), (old, 1.0, 2 - left)]
+        group = TrainGroup(
+            group_id=0,
+            trajectories=(
+                *(ScoredTrajectory(trajectory=t, reward=r, stale_tokens=s) for t, r, s in members),
+                # Left out for another reason: cut off, and nothing sampled.
+                ScoredTrajectory(trajectory=cut, reward=0.0, stale_tokens=2),
+                ScoredTrajectory(trajectory=make_trajectory([1], [2], mask=[0]), reward=0.0),
+            ),
+        )
+        plan = planned(AlgorithmConfig(mask_truncated=True, **algorithm), group)
+        assert sum(one.tokens for one in plan.minibatches) == 8, (left, algorithm)
+        assert sum(one.sequences for one in plan.minibatches) == 4, (left, algorithm)
+        parts = [plan.part(rank).minibatches for rank in range(2)]
+        assert [[one.tokens for one in part] for part in parts] == [
+            [one.tokens for one in plan.minibatches]
+        ] * 2
 
 
 def test_masked_truncated_answers_still_count_for_their_group(make_trajectory) -> None:

@@ -7,11 +7,12 @@ from pydantic import Field, field_validator, model_validator
 from services.protocol.reward.named_rewards import MAX_NAMES, RewardName
 from services.protocol.run.algorithm_preset import PresetName, fill_in_algorithm
 from services.protocol.run.distillation import DistillationConfig
+from services.protocol.run.kl import KlConfig
 from services.protocol.run.sequence_mask import SequenceMaskConfig
 from services.protocol.strict import StrictModel, nearest
 
 AdvantageKind = Literal[
-    "grpo", "dr_grpo", "rloo", "maxrl", "lite_ppo", "gdpo",
+    "grpo", "dr_grpo", "rloo", "maxrl", "lite_ppo", "best", "gdpo",
     "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae",
 ]  # fmt: skip
 
@@ -20,61 +21,6 @@ Weight = Annotated[float, Field(allow_inf_nan=False)]
 LOSSES = ("clip", "dppo", "gspo", "cispo", "sapo", "reinforce")
 """Losses that are built in."""
 _WITHOUT_DUAL_CLIP = tuple(name for name in LOSSES if name not in ("clip", "dppo"))
-
-
-class KlConfig(StrictModel):
-    """The penalty that holds the policy near a reference model.
-
-    Attributes:
-        coefficient: how much a nat costs; 0 has no penalty and loads no reference, and goes with
-            no other of these keys.
-        estimator: `k1`, `k2` or `k3`, see `docs/algorithms.md`.
-        where: `loss` adds it to the loss of each token, `reward` takes it from the reward.
-        weighted: for `where: loss` only: multiply the penalty of each token by its ratio
-            current/behaviour, gradient included.
-        refresh_steps: every so many train steps the reference becomes a copy of the policy
-            (ProRL, arXiv 2505.24864, section 3.2); not with `trainer.lora`. None: it stays
-            `trainer.model`, also in a run that branches off another one.
-        refresh_mix: share of the policy in it then, the rest being the reference as it was: a
-            moving average (TR-DPO's soft update, arXiv 2404.09656, section 3); 1 for a copy.
-    """
-
-    coefficient: float = Field(default=0.0, ge=0)
-    estimator: Literal["k1", "k2", "k3"] = "k3"
-    where: Literal["loss", "reward"] = "loss"
-    weighted: bool = False
-    refresh_steps: int | None = Field(default=None, ge=1)
-    refresh_mix: float = Field(default=1.0, gt=0, le=1)
-
-    @model_validator(mode="after")
-    def _refuse_what_would_not_hold_it(self) -> Self:
-        of_penalty = self.estimator, self.where, self.weighted
-        if not self.coefficient and of_penalty != ("k3", "loss", False):
-            raise ValueError(
-                "estimator, where and weighted need a coefficient above 0: else there is no penalty"
-            )
-        if self.weighted and self.where != "loss":
-            raise ValueError("weighted needs where: loss")
-        if self.refresh_steps is not None and not self.coefficient:
-            raise ValueError("refresh_steps needs a coefficient above 0: else nothing refers to it")
-        if self.refresh_mix != 1 and self.refresh_steps is None:
-            raise ValueError("refresh_mix needs refresh_steps, 1 for an average of every step")
-        if of_penalty == ("k1", "loss", False):
-            raise ValueError(
-                "the gradient of k1 in the loss is zero in expectation; use k2 or k3, "
-                "weighted: true, or where: reward"
-            )
-        return self
-
-    @property
-    def in_loss(self) -> bool:
-        """There is a penalty, and it belongs to the loss."""
-        return self.coefficient > 0 and self.where == "loss"
-
-    @property
-    def in_reward(self) -> bool:
-        """There is a penalty, and it belongs to the reward."""
-        return self.coefficient > 0 and self.where == "reward"
 
 
 class CrossEntropyConfig(StrictModel):
@@ -121,15 +67,17 @@ class AlgorithmConfig(StrictModel):
             sum of the rewards from that turn on, normalised in the group; for `grpo` only.
         advantage: `grpo` divides by the group's standard deviation, `dr_grpo` does not,
             `rloo` takes the mean of the others, `maxrl` divides by the mean, `lite_ppo` by the
-            deviation of the whole batch, `gdpo` does what `grpo` does for each of the named
-            `rewards`, and then divides over the batch; `reinforce_plus_plus` normalises over the
-            batch, its `_baseline` variant after subtracting the group's mean; `gae` asks a
-            critic for each token.
+            deviation of the whole batch, `best` is 1 for the best answers of a group and 0 for the
+            others, `gdpo` does what `grpo` does for each of the named `rewards`, and then divides
+            over the batch; `reinforce_plus_plus` normalises over the batch, its `_baseline` variant
+            after subtracting the group's mean; `gae` asks a critic for each token.
         loss: `clip` (PPO's surrogate), `dppo`, `gspo`, `cispo`, `sapo`, `reinforce`, or the
             user's own as `file.py:function` or `module:function`.
         aggregation: `token_mean` divides by all tokens, `sequence_mean` averages each
             answer first, `fixed_length` divides by answers times `fixed_length`.
         fixed_length: tokens, for `fixed_length` only.
+        loss_coefficient: weight of the `loss`, beside a KL penalty, an entropy bonus and what is
+            learned from given answers.
         ratio_anchor: `behaviour` clips the ratio current/behaviour; `proximal` is decoupled
             PPO: clips current/proximal and weights by the mismatch ratio, corrected.
         clip_low: lower clip distance; for `dppo` of the token's probability, else of the ratio.
@@ -178,6 +126,8 @@ class AlgorithmConfig(StrictModel):
             stable, decay); None: from the end of the warm-up on.
         decay_to: share of `learning_rate` that would be left after the last update.
         weight_decay: AdamW's and Muon's, for the policy; a critic has none.
+        weight_decay_on: `all` parameters, or `matrices` alone: not norms, biases and other vectors,
+            nor embeddings and an output layer that is tied to them.
         beta1: AdamW's decay of the mean of gradients, of policy and critic.
         beta2: AdamW's decay of the mean of their squares.
         epsilon: what AdamW adds to the root of the latter.
@@ -191,6 +141,7 @@ class AlgorithmConfig(StrictModel):
     loss: str = "clip"
     aggregation: Literal["token_mean", "sequence_mean", "fixed_length"] = "token_mean"
     fixed_length: int | None = Field(default=None, ge=1)
+    loss_coefficient: float = Field(default=1.0, gt=0)
     ratio_anchor: Literal["behaviour", "proximal"] = "behaviour"
     clip_low: float = Field(default=0.2, gt=0, le=1)
     clip_high: float = Field(default=0.28, gt=0)
@@ -225,6 +176,7 @@ class AlgorithmConfig(StrictModel):
     decay_steps: int | None = Field(default=None, ge=1)
     decay_to: float = Field(default=0.0, ge=0, le=1)
     weight_decay: float = Field(default=0.0, ge=0)
+    weight_decay_on: Literal["all", "matrices"] = "all"
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.95, ge=0, lt=1)
     epsilon: float = Field(default=1e-8, gt=0)
@@ -287,6 +239,8 @@ class AlgorithmConfig(StrictModel):
             )
         if self.decay == "none" and (self.decay_steps is not None or self.decay_to):
             raise ValueError("decay_steps and decay_to need a decay: linear or cosine")
+        if self.weight_decay_on != "all" and not self.weight_decay:
+            raise ValueError("weight_decay_on needs a weight_decay above 0: else nothing decays")
         if self.overlong_buffer > (self.overlong_limit or 0):
             raise ValueError("overlong_buffer must be at most overlong_limit")
         if self.gamma != 1 and not self.by_token:

@@ -10,7 +10,7 @@ from services.protocol.run.schedule import may_be_stale
 
 PresetName = Literal[
     "grpo", "dr_grpo", "dapo", "dppo", "gspo", "cispo", "sapo", "rloo", "maxrl", "lite_ppo",
-    "reinforce_plus_plus", "reinforce_plus_plus_baseline", "ppo",
+    "reinforce_plus_plus", "reinforce_plus_plus_baseline", "ppo", "raft",
     "on_policy_distillation", "self_distillation",
 ]  # fmt: skip
 _PPO_CLIP = {"clip_low": 0.2, "clip_high": 0.2}
@@ -107,6 +107,12 @@ ALGORITHM_PRESETS: dict[str, AlgorithmPreset] = {
     "ppo": AlgorithmPreset(
         keys={**_PPO_CLIP, "advantage": "gae", "aggregation": "token_mean"},
         left="several epochs over a batch (`passes`), `minibatches`, `entropy_bonus` and `kl`",
+    ),
+    "raft": AlgorithmPreset(
+        keys={"advantage": "best", "loss": "reinforce", "aggregation": "token_mean"},
+        of_stale={"ratio_anchor": "proximal"},
+        left="batch size and learning rate; with `loss: clip` it is RAFT++, for which "
+        "`minibatches` and `passes` may be above 1",
     ),
     # "On-Policy Distillation", Thinking Machines (2025); GKD, arXiv 2306.13649, with lambda = 1.
     "on_policy_distillation": AlgorithmPreset(

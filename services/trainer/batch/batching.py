@@ -50,8 +50,8 @@ class Minibatch:
     """The rows of one optimizer step.
 
     Attributes:
-        tokens: sampled tokens of its rows over all ranks and micro-batches, for the loss
-            denominator.
+        tokens: sampled tokens over all ranks and micro-batches, too old ones and those of answers
+            without a row included, for the loss denominator.
         sequences: sampled trajectories over all ranks and micro-batches, likewise.
         given_tokens: tokens of given answers over all ranks and micro-batches, likewise.
         ranks: the micro-batches of each rank, equally many for all.

@@ -31,8 +31,9 @@ class StepPlan:
     """A train step, planned for all ranks.
 
     What has no gradient under the algorithm is in no micro-batch: groups of equal rewards, where
-    the group's mean is the baseline and there is no KL penalty, and with `mask_truncated`
-    answers that hit the length limit.
+    the group's mean is the baseline and there is no KL penalty, likewise what is not among the best
+    answers, where these alone are learned, and with `mask_truncated` answers that hit the length
+    limit.
 
     Attributes:
         batch: what it is of.
@@ -144,9 +145,8 @@ def plan_step(
             a baseline, a trajectory without a prompt, or one that is too long for the model.
     """
     _check(batch, algorithm, limits.longest_row, vocabulary)
-    tokens = batch.rows.trained()
-    if algorithm.mask_truncated:
-        tokens = np.where(batch.truncated, 0, tokens)
+    cut = batch.truncated & algorithm.mask_truncated
+    tokens = np.where(cut, 0, batch.rows.trained())
     rewards = Rewards(
         values=_shaped(batch, algorithm),
         named=batch.named,
@@ -154,14 +154,11 @@ def plan_step(
         tokens=tokens,
         given=batch.given,
     )
-    keep, rows = tokens > 0, batch.rows
-    advantages = advantages_of(rewards, algorithm)
+    rows, advantages = batch.rows, advantages_of(rewards, algorithm)
     if algorithm.credit == "turn":
         rows, advantages = _by_turn(rows, rewards)
-    if not algorithm.learns_from_equal_rewards:
-        some = _moved(rows, rewards) if algorithm.credit == "turn" else _differs(rewards)
-        keep &= some.repeat(batch.group_sizes) | batch.given
-    chosen = np.flatnonzero(keep)
+    has_gradient = _have_gradient(rows, rewards, advantages, algorithm)
+    chosen = np.flatnonzero(has_gradient & (tokens > 0))
     prefixes = SharedPrefixes.none(batch.rows.lengths[chosen])
     if limits.shares:
         prefixes = SharedPrefixes.of(batch.rows, chosen, _members(batch)[0][chosen])
@@ -173,15 +170,57 @@ def plan_step(
         advantages=advantages[chosen],
         rows=rows,
         prefixes=prefixes,
-        minibatches=plan_minibatches(
-            prefixes,
-            (tokens + batch.stale_tokens)[chosen].tolist(),
-            batch.given[chosen].tolist(),
-            count=algorithm.minibatches,
-            seed=seed,
-            limits=limits,
+        minibatches=_with_stale(
+            plan_minibatches(
+                prefixes,
+                (tokens + batch.stale_tokens)[chosen].tolist(),
+                batch.given[chosen].tolist(),
+                count=algorithm.minibatches,
+                seed=seed,
+                limits=limits,
+            ),
+            batch.stale_tokens[has_gradient & (tokens == 0) & ~cut],
         ),
     )
+
+
+def _have_gradient(
+    rows: TokenRows,
+    rewards: Rewards,
+    advantages: NDArray[np.float64],
+    algorithm: AlgorithmConfig,
+) -> NDArray[np.bool_]:
+    """bool `[S]`: what the algorithm learns from if it has a token to train."""
+    if algorithm.learns_from_equal_rewards:
+        return np.ones(len(advantages), dtype=np.bool_)
+    some = _moved(rows, rewards) if algorithm.credit == "turn" else _differs(rewards)
+    found = some.repeat(rewards.sizes)
+    if algorithm.advantage == "best":
+        found &= advantages != 0
+    return found | rewards.given
+
+
+def _with_stale(
+    minibatches: Sequence[Minibatch], stale: NDArray[np.int32]
+) -> tuple[Minibatch, ...]:
+    """The same with answers all of whose tokens are too old in the counts, dealt in turn.
+
+    They have no pass, but without them the others would weigh more than where a mask takes an
+    answer out of the loss.
+
+    Args:
+        minibatches: of answers with a token to train.
+        stale: of each of the others the tokens that are too old; 0 where nothing was sampled.
+    """
+    stale = stale[stale > 0]
+    own = [place for place, one in enumerate(minibatches) if one.sequences]
+    counted = list(minibatches)
+    for turn, place in enumerate(own):
+        dealt, one = stale[turn :: len(own)], minibatches[place]
+        counted[place] = replace(
+            one, tokens=one.tokens + total(dealt), sequences=one.sequences + len(dealt)
+        )
+    return tuple(counted)
 
 
 def advantages_of(rewards: Rewards, algorithm: AlgorithmConfig) -> NDArray[np.float64]:

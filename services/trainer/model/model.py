@@ -164,9 +164,11 @@ class Policy(nn.Module):
         return [parameter for parameter in self.parameters() if parameter.requires_grad]
 
     def trained_matrices(self) -> list[nn.Parameter]:
-        """Those of the decoder layers that have two dimensions, without stacks of experts."""
-        layers = decoder_layers(self.causal).parameters()
-        return [one for one in layers if one.requires_grad and one.ndim == 2]
+        """Those of the decoder layers that have two dimensions, without stacks of experts and the
+        biases of such stacks."""
+        named = decoder_layers(self.causal).named_parameters()
+        matrices = (one for name, one in named if one.ndim == 2 and not name.endswith("bias"))
+        return [one for one in matrices if one.requires_grad]
 
     @property
     def model_type(self) -> str:

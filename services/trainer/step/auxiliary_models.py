@@ -7,7 +7,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from services.protocol.errors import InvalidInput
-from services.protocol.run.algorithm import AlgorithmConfig, KlConfig
+from services.protocol.run.algorithm import AlgorithmConfig
+from services.protocol.run.kl import KlConfig
 from services.trainer.batch.collate import MicroBatch
 from services.trainer.checkpoints.checkpoint import Part
 from services.trainer.config import TrainerConfig

@@ -26,7 +26,7 @@ class EightBitAdamW(AdamW8bit):
 
     def __init__(
         self,
-        parameters: Sequence[nn.Parameter],
+        parameters: Sequence[nn.Parameter] | Sequence[dict[str, Any]],
         *,
         lr: float,
         betas: tuple[float, float],
@@ -39,9 +39,10 @@ class EightBitAdamW(AdamW8bit):
             "eps": eps,
             "weight_decay": weight_decay,
         }
-        super().__init__(parameters, **settings)
         plain = torch.optim.AdamW(parameters, **settings, fused=True)
-        self.param_groups[0].update(plain.param_groups[0])
+        super().__init__(plain.param_groups, **settings)
+        for group in self.param_groups:
+            group["lr"] = lr  # of which torchao makes a tensor
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:

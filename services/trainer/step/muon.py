@@ -27,26 +27,25 @@ class MuonWithAdamW(torch.optim.AdamW):
     def __init__(
         self,
         matrices: Sequence[nn.Parameter],
-        others: Sequence[nn.Parameter],
+        others: Sequence[dict[str, Any]],
         *,
         momentum: float,
         **adamw: Any,
     ) -> None:
-        groups: list[dict[str, Any]] = [
-            {"params": others},
-            {"params": matrices, "momentum": momentum},
-        ]
+        """The `others` are parameter groups, for AdamW."""
+        groups: list[dict[str, Any]] = [*others, {"params": matrices, "momentum": momentum}]
         super().__init__(groups, **adamw)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         """One update of every parameter with a gradient; `closure` is not called."""
         groups = self.param_groups
-        for parameter in groups[1]["params"]:
+        *others, matrices = groups
+        for parameter in matrices["params"]:
             if parameter.grad is not None:
                 HEARTBEAT.mark()
-                self._turn(parameter, parameter.grad, groups[1])
-        self.param_groups = groups[:1]  # AdamW's own
+                self._turn(parameter, parameter.grad, matrices)
+        self.param_groups = others  # AdamW's own
         try:
             torch.optim.AdamW.step(self)
         finally:

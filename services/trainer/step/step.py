@@ -10,7 +10,7 @@ from torch import Tensor
 
 from services.protocol.run.algorithm import AlgorithmConfig
 from services.protocol.trainer import RunStart, TokenDetail
-from services.trainer.algorithms.losses.aggregation import denominator, token_shares
+from services.trainer.algorithms.losses.aggregation import denominator, kl_weight, token_shares
 from services.trainer.algorithms.losses.cross_entropy import cross_entropy
 from services.trainer.algorithms.losses.losses import policy_losses
 from services.trainer.algorithms.losses.tokens import ScoredTokens
@@ -206,7 +206,10 @@ class TrainStep:
             if again and tokens.proximal is not None and held.proximal is None:
                 # A later pass over this minibatch has the same one.
                 work[index] = replace(held, proximal=tokens.proximal.cpu())
-            losses = policy_losses(tokens, self._algorithm, self._user_loss)
+            of_kl = kl_weight(
+                *(micro.row, micro.sampled, minibatch.tokens, minibatch.sequences), self._algorithm
+            )
+            losses = policy_losses(tokens, self._algorithm, self._user_loss, of_kl)
             shares = token_shares(
                 micro.weight, micro.row, micro.sampled, self._algorithm.aggregation
             )

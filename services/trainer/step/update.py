@@ -1,6 +1,6 @@
 """The optimizer, and one step of it, made on all ranks or on none."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,9 +15,12 @@ from services.trainer.model.model import Policy
 from services.trainer.offload.host_moments import HostMomentsAdamW
 from services.trainer.step.muon import MuonWithAdamW
 
+ParameterGroup = dict[str, Any]
+"""Parameters, and what of an optimizer's settings is their own."""
+
 
 def make_adamw(
-    parameters: Sequence[nn.Parameter],
+    parameters: Sequence[nn.Parameter] | Sequence[ParameterGroup],
     config: TrainerConfig,
     algorithm: AlgorithmConfig,
     *,
@@ -49,16 +52,41 @@ def make_optimizer(
     rate, decay = algorithm.learning_rate, algorithm.weight_decay
     trained = policy.trained_parameters()
     if algorithm.optimizer == "adamw":
-        return make_adamw(trained, config, algorithm, learning_rate=rate, weight_decay=decay)
+        groups = _by_decay(trained, policy, algorithm)
+        return make_adamw(groups, config, algorithm, learning_rate=rate, weight_decay=decay)
     matrices = policy.trained_matrices()
     known = set(map(id, matrices))
+    others = [one for one in trained if id(one) not in known]
     return MuonWithAdamW(
         matrices,
-        [one for one in trained if id(one) not in known],
+        _by_decay(others, policy, algorithm),
         momentum=algorithm.momentum,
         fused=True,
         **_settings(algorithm, rate, decay),
     )
+
+
+def _by_decay(
+    parameters: Sequence[nn.Parameter], policy: Policy, algorithm: AlgorithmConfig
+) -> list[ParameterGroup]:
+    """In one group, or in two of which the second has no weight decay; none is empty."""
+    spared = set() if algorithm.weight_decay_on == "all" else set(map(id, _no_matrices(policy)))
+    groups: list[ParameterGroup] = [
+        {"params": [one for one in parameters if id(one) not in spared]},
+        {"params": [one for one in parameters if id(one) in spared], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def _no_matrices(model: nn.Module) -> Iterator[nn.Parameter]:
+    """Vectors and embeddings, which a tied output layer shares.
+
+    The biases of a stack of experts have two dimensions, too, so that names tell them.
+    """
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.ndim < 2 or name.endswith("bias") or isinstance(module, nn.Embedding):
+                yield parameter
 
 
 def _settings(

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from services.protocol.run.algorithm import AlgorithmConfig, KlConfig
+from services.protocol.run.algorithm import AlgorithmConfig
+from services.protocol.run.kl import KlConfig
+from services.trainer.algorithms.losses.aggregation import denominator, kl_weight, token_shares
 from services.trainer.algorithms.losses.kl import kl_in_reward
 from services.trainer.algorithms.losses.losses import policy_losses
 from services.trainer.algorithms.losses.tokens import ScoredTokens
@@ -59,6 +61,26 @@ def test_the_penalty_is_added_to_the_loss_of_each_token(estimator, weighted, anc
     np.testing.assert_allclose(
         slope - plain_slope, 0.4 * ratio * (derivative + weight_moves), rtol=1e-12, atol=1e-14
     )
+
+
+def test_the_policys_loss_and_its_penalty_have_weights_and_means_of_their_own() -> None:
+    """Of two answers of 4 and 5 tokens, in a minibatch of 9 tokens and 2 answers."""
+    case = drawn()
+    flat = {name: torch.tensor(values) for name, values in case.items()}
+    sequence = torch.tensor([0] * 4 + [1] * 5)
+    tokens = ScoredTokens(sequence=sequence, sequences=2, **flat)
+    plain = policy_losses(tokens, AlgorithmConfig()).tokens.loss.numpy()
+    kl = {"coefficient": 0.4, "estimator": "k2", "aggregation": "token_mean"}
+    algorithm = AlgorithmConfig(loss_coefficient=0.5, aggregation="sequence_mean", kl=kl)
+    lengths = torch.tensor([4.0, 5.0], dtype=torch.float64)
+    weight = kl_weight(sequence, lengths, 9, 2, algorithm)
+    losses = policy_losses(tokens, algorithm, kl_weight=weight)
+    shares = token_shares(torch.ones(9).double(), sequence, lengths, "sequence_mean")
+    total = (losses.tokens.loss * shares).sum() / denominator(9, 2, algorithm)
+    penalty = (case["current"] - case["reference"]) ** 2 / 2
+    expected = 0.5 * (plain[:4].mean() + plain[4:].mean()) / 2 + 0.4 * penalty.mean()
+    assert total.item() == pytest.approx(expected, rel=1e-12)
+    np.testing.assert_allclose(losses.kl_penalty.numpy(), 0.4 * penalty, rtol=1e-12)
 
 
 @pytest.mark.parametrize("estimator", VALUES)
@@ -167,6 +189,8 @@ def test_a_penalty_without_reference_logprobs_is_refused() -> None:
     [
         ({"kl": {"coefficient": 0.1, "estimator": "k1"}}, "zero in expectation"),
         ({"kl": {"coefficient": 0.1, "where": "reward", "weighted": True}}, "where: loss"),
+        ({"kl": {"coefficient": 0.1, "where": "reward", "aggregation": "token_mean"}}, "where: l"),
+        ({"kl": {"aggregation": "token_mean"}}, "coefficient above 0"),
         ({"kl": {"coefficient": -0.1}}, "greater than or equal"),
         ({"gamma": 0.9}, "reinforce_plus_plus"),
         ({"mask_truncated": True, "kl": {"coefficient": 0.1, "where": "reward"}}, "group's mean"),

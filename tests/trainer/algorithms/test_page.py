@@ -26,7 +26,7 @@ def test_the_page_has_every_file_of_maths() -> None:
 
 
 ADVANTAGES = (
-    *("grpo", "dr_grpo", "rloo", "maxrl", "lite_ppo", "reinforce_plus_plus", "dapo"),
+    *("grpo", "dr_grpo", "rloo", "maxrl", "lite_ppo", "best", "reinforce_plus_plus", "dapo"),
     "top_entropy",
 )
 

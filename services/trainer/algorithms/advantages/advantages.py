@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.protocol.run.algorithm import AdvantageKind
+from services.trainer.algorithms.advantages.best import best_answers
 from services.trainer.algorithms.advantages.dr_grpo import dr_grpo_advantages
 from services.trainer.algorithms.advantages.grpo import grpo_advantages
 from services.trainer.algorithms.advantages.lite_ppo import in_batch_deviations
@@ -19,6 +20,7 @@ _OF_A_GROUP: dict[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {
     "rloo": rloo_advantages,
     "maxrl": maxrl_advantages,
     "lite_ppo": dr_grpo_advantages,
+    "best": best_answers,
     "reinforce_plus_plus_baseline": dr_grpo_advantages,
 }
 _WITHOUT_BASELINE = {"reinforce_plus_plus", "gae"}

@@ -17,7 +17,7 @@
 import torch
 from torch import Tensor
 
-from services.protocol.run.algorithm import KlConfig
+from services.protocol.run.kl import KlConfig
 from services.trainer.algorithms.log_ratio import LOG_RATIO_LIMIT, ratio_of
 from services.trainer.algorithms.losses.tokens import ScoredTokens
 

@@ -41,20 +41,24 @@ class PolicyLosses:
 
 
 def policy_losses(
-    tokens: ScoredTokens, algorithm: AlgorithmConfig, user_loss: UserLoss | None = None
+    tokens: ScoredTokens,
+    algorithm: AlgorithmConfig,
+    user_loss: UserLoss | None = None,
+    kl_weight: Tensor | None = None,
 ) -> PolicyLosses:
     """The loss of each token under `algorithm`.
 
     With `ratio_anchor: behaviour` the clip is centred on the policy that sampled the
     token, so the trust region also covers staleness. With `proximal` it is decoupled PPO
     (arXiv 2110.00641): clip around the proximal policy, times the mismatch weight. Masks of
-    whole answers come next. A KL penalty in the loss is added after that, so that no mask or
-    cap takes it away.
+    whole answers and `loss_coefficient` come next. An entropy bonus and a KL penalty in the loss
+    are added after that, so that no mask or cap takes them away.
 
     Args:
         tokens: logprobs and advantages.
         algorithm: the loss, clip distances and correction.
         user_loss: in place of the built-in one.
+        kl_weight: `[N]`, of the KL penalty beside the loss of its token; None for 1.
 
     Raises:
         ValueError: proximal or reference logprobs or entropies are missing, or the user's
@@ -62,6 +66,9 @@ def policy_losses(
         TypeError: the user's loss is no tensor of floats.
     """
     losses = _masked(_corrected(tokens, algorithm, user_loss), tokens, algorithm)
+    if algorithm.loss_coefficient != 1:
+        weighed = algorithm.loss_coefficient * losses.tokens.loss
+        losses = replace(losses, tokens=replace(losses.tokens, loss=weighed))
     if algorithm.entropy_bonus:
         if tokens.entropy is None:
             raise ValueError("an entropy bonus needs entropies")
@@ -70,7 +77,8 @@ def policy_losses(
     if not algorithm.kl.in_loss:
         return losses
     penalty = kl_in_loss(tokens, algorithm.kl)
-    penalised = replace(losses.tokens, loss=losses.tokens.loss + penalty)
+    added = penalty if kl_weight is None else kl_weight * penalty
+    penalised = replace(losses.tokens, loss=losses.tokens.loss + added)
     return replace(losses, tokens=penalised, kl_penalty=penalty.detach())
 
 
