@@ -187,6 +187,7 @@ class ResponsesAnswers:
             "top_logprobs": ask.top_logprobs if ask.logprobs else None,
             "background": False,
             "service_tier": sent.get("service_tier", "auto"),
+        reasoning = usage["completion_tokens_details"] or {}
             "truncation": sent.get("truncation") or "disabled",
             "store": sent.get("store", True),
         }
@@ -198,6 +199,6 @@ class ResponsesAnswers:
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
             "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": reasoning.get("reasoning_tokens", 0)},
             "total_tokens": usage["total_tokens"],
         }
