@@ -17,6 +17,13 @@ what that would take: in an event before the first token, or in the one object o
 Another replica can go on from there. Beside it, under `chat`, stands the chat request that a
 request of the Messages or Responses API comes to."""
 
+PARSE_ANSWER = "/inference/v1/parse_answer"
+"""Takes what vLLM's `/v1/chat/completions/derender` takes, and under `COUNTED` the tokens of the
+choice so far. Answers like that, and tells under `REASONING_TOKENS` how many are reasoning."""
+
+COUNTED = "counted_token_ids"
+REASONING_TOKENS = "reasoning_tokens"
+
 HISTORY_DEPENDENT = (
     "presence_penalty",
     "frequency_penalty",

@@ -148,8 +148,9 @@ class RouterConfig(StrictModel):
             answers that go on after a loss besides them.
         queue_wait_s: how long one may wait so.
         max_open_requests: more are refused with status 429.
-        max_choices: a request for more answers at once (`n`, times the number of prompts) is
-            refused with status 400; it bounds what one open request costs.
+        max_choices: a request for more answers at once (`n`, times the number of prompts, or the
+            conversations of a batch) is refused with status 400; it bounds what one open request
+            costs.
         max_connections: open connections to all replicas together.
         max_body_bytes: largest request body.
         journal_tokens: how many tokens a replica sends at once of an answer that its client gets

@@ -21,6 +21,8 @@ from services.router.config import RouterConfig
 from services.router.errors import RequestFailed
 from services.router.http.access_log import AccessLog, LoggedApp
 from services.router.http.answer_endpoint import AnswerEndpoint, AnswerRoutes, Gate
+from services.router.http.background import BackgroundResponses
+from services.router.http.batches import BATCH_PATH, BatchEndpoint
 from services.router.http.forwarded import forwarded_routes
 from services.router.http.invocations import Invocations
 from services.router.http.openapi import describe_answers
@@ -94,6 +96,8 @@ def build_http(
         point=point,
     )
     external = external_replicas(config)
+    sessions = sessions or Sessions(config)
+    background = BackgroundResponses(sessions, config.max_open_requests)
     draining = asyncio.Event()
 
     @asynccontextmanager
@@ -102,6 +106,7 @@ def build_http(
             await ends.enter_async_context(replicas.running())
             if config.backends:
                 await ends.enter_async_context(external.running())
+            await ends.enter_async_context(background.running())
             lag = observe_loop_lag(RouterMetrics.loop_lag, period_s=_LAG_PERIOD_S)
             await ends.enter_async_context(running(lag, name="loop_lag"))
             if config.listen is not None:
@@ -114,8 +119,7 @@ def build_http(
     app.state.replicas = replicas
     app.add_exception_handler(RequestFailed, _refused)
     app.add_exception_handler(HTTPException, _unserved)
-    sessions = sessions or Sessions(config)
-    _add_routes(app, replicas, external, sessions)
+    _add_routes(app, replicas, external, sessions, background)
     # What is added last is first to see a request.
     open_paths: tuple[str, ...] = ("/", "/health")
     if node.proxy is not None and _may_forward(config):
@@ -153,7 +157,11 @@ def _marked(app: ASGIApp) -> ASGIApp:
 
 
 def _add_routes(
-    app: FastAPI, replicas: Replicas, external: Replicas, sessions: SessionRecords
+    app: FastAPI,
+    replicas: Replicas,
+    external: Replicas,
+    sessions: SessionRecords,
+    background: BackgroundResponses,
 ) -> None:
     def forget_home(session: str) -> None:
         for known in (replicas, external):
@@ -163,14 +171,22 @@ def _add_routes(
     interruptions = replicas.reservations.interruptions
     app.include_router(session_routes(sessions, interruptions, forget_home, read_s=read_s))
     app.include_router(status_routes(replicas, external))
-    app.include_router(response_routes(sessions))
+    app.include_router(response_routes(sessions, background))
     app.include_router(forwarded_routes(replicas, sessions))
     config = replicas.config
     gate = Gate(config.max_open_requests)
     endpoints: dict[str, ASGIApp] = {
-        path: AnswerEndpoint(endpoint, replicas, external, gate, sessions)
+        path: AnswerEndpoint(
+            endpoint,
+            replicas,
+            external,
+            gate,
+            sessions,
+            background if endpoint == "responses" else None,
+        )
         for endpoint, path in PATHS.items()
     }
+    endpoints[BATCH_PATH] = BatchEndpoint(endpoints[PATHS["chat"]], config)
     endpoints["/invocations"] = Invocations(
         endpoints, read_s=read_s, max_bytes=config.max_body_bytes
     )

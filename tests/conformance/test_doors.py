@@ -8,6 +8,7 @@ import pytest
 
 from services.rollout_server.http.chat_requests import chat_of_responses
 from tests.conformance.saying import ASK, call, says
+from tests.router.sameness import comparable
 from tests.router.vllm_process import ALIAS, MODEL
 
 _DEADLINE_S = 300.0
@@ -83,12 +84,11 @@ ON_RESPONSES = {
     "thoughts": {**says("<think>hm</think>yes"), "max_output_tokens": 80},
     "no input": {"input": None},
     "an unknown item": {"input": [{"type": "riddle"}]},
-    "a background": {"background": True},
     "too long": {"input": "x" * 4000},
 }  # fmt: skip
-_UNRENDERED = ("no input", "an unknown item", "a background", "too long")
+_UNRENDERED = ("no input", "an unknown item", "too long")
 _MADE_ANEW = ("id", "created_at", "item_id", "call_id", "signature", "request_id", "created")
-_OURS = ("store", "input_tokens_details", "output_tokens_details")
+_OURS = ("store", "input_tokens_details")
 """vLLM does not tell the first, and counts there what depends on who asked before."""
 
 
@@ -99,7 +99,10 @@ def _same(value):
             read = sum(
                 value.get(f"cache_{kind}_input_tokens") or 0 for kind in ("read", "creation")
             )
-            return value["input_tokens"] + read, value.get("output_tokens")
+            details = _same(value.get("output_tokens_details"))
+            return value["input_tokens"] + read, value.get("output_tokens"), details
+        if "reasoning_tokens" in value:  # vLLM counts there by turns of its own tools as well
+            return value["reasoning_tokens"]
         if value.get("type") == "response.incomplete":  # vLLM says completed, OpenAI does not
             value = {**value, "type": "response.completed"}
         if value.get("type") == "reasoning":  # vLLM gives it a status in a stream alone
@@ -249,6 +252,45 @@ async def test_a_prompt_of_tokens_is_taken_as_it_is(router):
 )
 async def test_what_makes_no_tokens_is_answered_by_a_replica(router, vllm, path, body):
     _agree(*await _both(router, vllm.plain, path, body))
+
+
+async def test_a_tokenizer_is_told_as_vllm_tells_it(router, vllm):
+    ours = await router.http.get(f"{router.url}/tokenizer_info")
+    theirs = await router.http.get(f"{vllm.plain}/tokenizer_info")
+    assert ours.json() == theirs.json()
+    assert ours.json()["tokenizer_class"]
+
+
+_THOUGHT = "<think>hm</think>yes"
+
+
+@pytest.mark.parametrize("stream", [None, {}, {"continuous_usage_stats": True}])
+async def test_tokens_of_thoughts_are_counted_as_vllm_counts_them(parsing, vllm, stream):
+    body = {"model": MODEL, "messages": ASK, "max_tokens": 80, "n": 2, **says(_THOUGHT)}
+    if stream is not None:
+        body |= {"stream": True, "stream_options": {"include_usage": True, **stream}}
+    both = await _both(parsing, vllm.parsing, "/v1/chat/completions", body)
+    ours, theirs = ([usage for usage in _usages(one) if usage] for one in both)
+    assert ours[-1]["completion_tokens_details"] == theirs[-1]["completion_tokens_details"]
+    assert ours[-1]["completion_tokens_details"]["reasoning_tokens"] >= 2
+    assert all(usage["completion_tokens_details"] for usage in ours)
+
+
+def _usages(response):
+    if not response.headers["content-type"].startswith("text/event-stream"):
+        return [response.json()["usage"]]
+    data = [one.removeprefix("data: ") for one in response.text.split("\n\n") if one]
+    assert data.pop() == "[DONE]"
+    return [json.loads(one).get("usage") for one in data]
+
+
+async def test_a_batch_of_chats_is_answered_as_vllm_does(router, vllm):
+    chats = [ASK, [{"role": "user", "content": "larger of b and 7"}]]
+    body = {"model": MODEL, "messages": chats, "max_tokens": 12, "temperature": 0}
+    more = {"logprobs": True, "top_logprobs": 1, "return_token_ids": True}
+    ours, theirs = await _both(router, vllm.plain, "/v1/chat/completions/batch", {**body, **more})
+    assert comparable(ours) == comparable(theirs)
+    assert set(ours.json()) == set(theirs.json())
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/score", "/pooling", "/rerank"])

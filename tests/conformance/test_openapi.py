@@ -16,11 +16,12 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from services.router.http.batches import BATCH_PATH
 from services.router.request.client_request import PATHS
 from tests.conformance.conftest import before, until_idle
 from tests.router.vllm_process import MODEL
 
-ANSWERING = dict.fromkeys(PATHS.values(), "max_tokens") | {"/invocations": "max_tokens"}
+ANSWERING = dict.fromkeys((*PATHS.values(), BATCH_PATH, "/invocations"), "max_tokens")
 ANSWERING[PATHS["responses"]] = "max_output_tokens"
 """Paths that generate, and the field that bounds their answers."""
 CHECKS = [status_code_conformance, content_type_conformance, response_schema_conformance]

@@ -92,6 +92,7 @@ async def app(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Any]:
         "enable_auto_tool_choice": True,
         "tool_call_parser": "hermes",
         "reasoning_parser": "deepseek_v3",
+        "enable_tokenizer_info_endpoint": True,
         # A model of random weights would fill its answer with blanks.
         "structured_outputs_config": {
             "backend": "xgrammar",

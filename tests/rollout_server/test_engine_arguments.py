@@ -47,6 +47,7 @@ def test_values_become_what_vllms_own_parser_makes_of_them() -> None:
         ("structured_outputs_config", {"no_such_field": 1}, "no_such_field"),
         ("kv_cache_dtype", "int1", "invalid choice"),
         ("worker_extension_cls", "x.Y", "sets it itself"),
+        ("lora_modules", ["other=/an/adapter"], "as one of router.backends"),
         ("enable_eplb", True, "where the experts were at first"),
         ("speculative_config", {"method": "mtp"}, "a draft are not delivered"),
         ("speculative_config", {"model": "/draft", "num_speculative_tokens": 3}, "Only ngram"),

@@ -70,6 +70,7 @@ async def test_the_public_interface_is_all_there(app: HttpServed) -> None:
         "/inference/v1/generate",
         "/tokenize",
         "/detokenize",
+        "/tokenizer_info",
         "/health",
     }
     assert wanted <= paths

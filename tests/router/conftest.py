@@ -99,6 +99,7 @@ class Replica:
     tokens_per_chunk: int = 1
     forgets: bool = False
     cut: str | None = None
+    tokenizer: Body | None = None
     faults: "deque[Fault]" = field(default_factory=deque)
     bodies: list[Any] = field(default_factory=list)
     traces: list[tuple[str | None, ...]] = field(default_factory=list)
@@ -113,6 +114,7 @@ class Replica:
         app.router.add_post("/v1/completions/derender", self.derender)
         app.router.add_post("/inference/v1/generate", self.generate)
         app.router.add_post("/v1/completions", self.answer)
+        app.router.add_get("/tokenizer_info", self.tokenizer_info)
         self.runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self.runner.setup()
         site = web.TCPSite(self.runner, "127.0.0.1", 0)
@@ -215,6 +217,11 @@ class Replica:
                 "stream_state": {"open": list(decoder.getstate()[0])},
             }
         )
+
+    async def tokenizer_info(self, _: web.Request) -> web.Response:
+        if self.tokenizer is None:
+            raise web.HTTPNotFound
+        return web.json_response(self.tokenizer)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """The replica's own endpoint: who it is, as an answer of three words."""

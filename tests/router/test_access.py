@@ -11,7 +11,9 @@ import pytest
 from services.protocol.errors import InvalidInput
 from services.protocol.weights.weight_bus import ReplicaState
 from services.router.config import RouterConfig
+from services.router.http.batches import BATCH_PATH
 from services.router.http.forwarded import PATHS as FORWARDED
+from services.router.http.forwarded import TOKENIZER_INFO
 from services.router.http_app import build_http
 from services.router.request.client_request import PATHS as GENERATING
 
@@ -81,7 +83,9 @@ async def test_the_public_port_has_no_path_that_controls_anything(cluster, keys)
         "/v1/responses/{name}",
         "/v1/responses/{name}/cancel",
         *GENERATING.values(),
+        BATCH_PATH,
         *FORWARDED,
+        TOKENIZER_INFO,
     }
     known |= {"/v1/sessions/{name}", "/v1/sessions/{name}/finish"}
     known |= {f"/v1/sessions/{name}" for name in ("take", "{name}/rewards", "{name}/interrupt")}

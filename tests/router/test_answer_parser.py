@@ -1,13 +1,16 @@
 """In which steps a streamed answer is parsed; the parsing itself is tested on a real vLLM."""
 
 import itertools
+import json
 import random
 from types import SimpleNamespace
 
 import pytest
 
+from services.protocol.rollout_server import COUNTED, PARSE_ANSWER, REASONING_TOKENS
 from services.router.answering.answer_parser import AnswerParser, _joined, _steps
 from services.router.answering.journal import ChoiceJournal, Piece
+from services.router.request.client_request import ClientRequest
 
 
 def _piece(journal, *texts, finished=False):
@@ -90,3 +93,38 @@ def test_a_streamed_message_is_what_its_deltas_add_up_to():
         {"name": "add", "arguments": '{"a": 1}'},
         {"name": "sub", "arguments": "{}"},
     ]
+
+
+class _Parsing:
+    """A replica that parses and counts."""
+
+    async def ask(self, path, body, **_):
+        self.path, self.body = path, json.loads(body)
+        return {"choices": [{"message": {"content": "x"}}], REASONING_TOKENS: 2}
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body", "reasons", "counts"),
+    [
+        ("chat", {"messages": []}, True, True),
+        ("chat", {"messages": []}, False, False),
+        ("chat", {"messages": [], "stream": True}, True, False),
+        (
+            "chat",
+            {"messages": [], "stream": True, "stream_options": {"include_usage": True}},
+            True,
+            True,
+        ),
+        ("responses", {"input": "x", "stream": True}, True, True),
+        ("messages", {"messages": []}, True, False),
+    ],
+)
+async def test_reasoning_is_counted_where_the_client_is_told(endpoint, body, reasons, counts):
+    ask = ClientRequest.parse(endpoint, body, {}, max_choices=1)
+    request = {"token_ids": [1], "reasoning_parser_kwargs": {} if reasons else None}
+    replica, journal = _Parsing(), ChoiceJournal(0)
+    journal.token_ids, journal.finish_reason = [4, 5, 6], "stop"
+    await AnswerParser(ask, request, model="m", replicas=replica).message(journal)
+    assert (replica.path == PARSE_ANSWER) is counts
+    assert replica.body.get(COUNTED) == ([4, 5, 6] if counts else None)
+    assert journal.reasoning_tokens == (2 if counts else None)

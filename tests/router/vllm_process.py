@@ -90,6 +90,7 @@ def _command(model: Path, names: Sequence[str], port: int, *more: int) -> list[s
         *("--kv-cache-memory-bytes", str(_KV_CACHE_BYTES)),
         *("--enable-scale-out", "--enforce-eager", "--dtype", "float32"),
         *("--enable-prompt-tokens-details", "--structured-outputs-config", _GRAMMARS),
+        "--enable-tokenizer-info-endpoint",
     ]
 
 

@@ -4,7 +4,8 @@
 
 `SIDE` is `vllm`, for vLLM's application, or `router`, for a router before it. It prints its
 address once it answers, and ends with its standard input. The model is untrained, whatever
-`MODEL` says, and LoRA adapters are further names of it.
+`MODEL` says, and LoRA adapters are further names of it. At the router an adapter is an external
+backend, as it is in a deployment (docs/external-backends.md).
 """
 
 import asyncio
@@ -39,24 +40,26 @@ class Asked:
 
     Attributes:
         names: of the model.
+        adapters: names of its LoRA adapters.
         max_model_len: tokens of prompt and answer.
         options: all others.
     """
 
     names: tuple[str, ...]
+    adapters: tuple[str, ...]
     max_model_len: int
     options: tuple[str, ...]
 
 
 def asked(model: str, arguments: Sequence[str]) -> Asked:
     """The arguments of `vllm serve`, read."""
-    names, longest, options = [model], POSITIONS, []
+    names, adapters, longest, options = [model], [], POSITIONS, []
     rest = list(arguments)
     while rest:
         option = rest.pop(0)
         if option == "--lora-modules":
             while rest and not rest[0].startswith("--"):
-                names.append(rest.pop(0).split("=")[0])
+                adapters.append(rest.pop(0).split("=")[0])
         elif option == "--served-model-name":
             names = []
             while rest and not rest[0].startswith("--"):
@@ -67,7 +70,7 @@ def asked(model: str, arguments: Sequence[str]) -> Asked:
                 longest = min(int(values[0]), POSITIONS)
         else:
             options.append(option)
-    return Asked(tuple(names), longest, tuple(options))
+    return Asked(tuple(names), tuple(adapters), longest, tuple(options))
 
 
 def main() -> None:
@@ -77,7 +80,8 @@ def main() -> None:
     options = ("--max-model-len", str(told.max_model_len), *told.options)
     with tempfile.TemporaryDirectory(prefix="vllm-suite-") as folder:
         Path(folder, "model").symlink_to(os.environ[MODEL_FOLDER])
-        with running(Path(folder), version=3, names=told.names, options=options) as urls:
+        names = told.names + told.adapters
+        with running(Path(folder), version=3, names=names, options=options) as urls:
             if side == "vllm":
                 print(urls.plain, flush=True)
                 sys.stdin.read()
@@ -86,7 +90,10 @@ def main() -> None:
 
 
 async def _route(url: str, told: Asked) -> None:
-    cluster = await before(url, model=told.names[0], max_model_len=told.max_model_len)
+    backends = [{"url": url, "model": adapter} for adapter in told.adapters]
+    cluster = await before(
+        url, model=told.names[0], max_model_len=told.max_model_len, backends=backends
+    )
     try:
         print(cluster.url, flush=True)
         await asyncio.to_thread(sys.stdin.read)

@@ -68,6 +68,8 @@ def _refuse_ours(name: str, value: Any, config: RolloutServerConfig) -> None:
         fix = "`determinism: true` decides it: leave one of the two out."
     elif name == "enable_prefix_caching" and value and config.in_flight == "keep_stale":
         fix = "`in_flight: keep_stale` turns it off: new requests would meet keys of old weights."
+    elif name == "lora_modules" and value:
+        fix = "Its answers would have the policy's versions: serve it as one of router.backends."
     elif name == "enable_eplb" and value:
         fix = "Leave it out: versions are loaded to where the experts were at first."
     elif name == "speculative_config" and value and _drafts_with_weights(value):

@@ -35,6 +35,7 @@ PUBLIC = frozenset(
         "/redoc",
         "/tokenize",
         "/detokenize",
+        "/tokenizer_info",
         "/inference/v1/generate",
     }
 )

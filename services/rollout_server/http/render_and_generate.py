@@ -10,12 +10,10 @@ import secrets
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ValidationError
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import request_response
@@ -34,6 +32,7 @@ from vllm.sampling_params import SamplingParams
 from services.protocol.rollout_server import (
     CUT,
     HISTORY_DEPENDENT,
+    PARSE_ANSWER,
     RENDER_AND_GENERATE,
     UNMASKED,
     GenerationOrder,
@@ -41,18 +40,18 @@ from services.protocol.rollout_server import (
 )
 from services.protocol.session import CutReason
 from services.rollout_server.http.chat_requests import chat_of_messages, chat_of_responses
+from services.rollout_server.http.checked_body import checked
 from services.rollout_server.http.continued_prompt import continued_prompt
+from services.rollout_server.http.parse_answer import parse_answer
 
 _JSON = "application/json"
 _MAX_LOGPROBS = 20
 """vLLM's default."""
 _SEEDS = 1 << 31
 
-_Request = TypeVar("_Request", bound=BaseModel)
-
 
 class RenderAndGenerate:
-    """An ASGI application: this route, and vLLM's application for everything else.
+    """An ASGI application: our routes, and vLLM's application for everything else.
 
     Around vLLM's, not in it: its layers of CORS, metrics and routes are for its own clients.
     """
@@ -60,13 +59,17 @@ class RenderAndGenerate:
     def __init__(self, app: FastAPI) -> None:
         self._app = app
         handlers: Any = app.exception_handlers  # so that errors look as those of vLLM's own routes
-        self._answered = ExceptionMiddleware(request_response(_answer), handlers=handlers)
+        self._routes = {
+            path: ExceptionMiddleware(request_response(route), handlers=handlers)
+            for path, route in _ROUTES.items()
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or the application's life."""
-        if scope["type"] == "http" and scope["path"] == RENDER_AND_GENERATE:
+        route = self._routes.get(scope["path"]) if scope["type"] == "http" else None
+        if route is not None:
             scope["app"] = self._app
-            await self._answered(scope, receive, send)
+            await route(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
@@ -129,6 +132,7 @@ async def _generate(order: GenerationOrder, raw_request: Request) -> Response:
 
 
 _cancelled_with_client = with_cancellation(_generate)  # type: ignore[no-untyped-call]
+_ROUTES = {RENDER_AND_GENERATE: _answer, PARSE_ANSWER: parse_answer}
 
 
 @dataclass(frozen=True)
@@ -151,7 +155,7 @@ async def rendered(order: GenerationOrder, raw_request: Request) -> Rendered | E
     """What vLLM generates from: its request with the prompt's tokens."""
     render = raw_request.app.state.serving_render
     if order.endpoint == "completions":
-        completion = _checked(CompletionRequest, order.body)
+        completion = checked(CompletionRequest.model_validate, order.body)
         several = await render.render_completion_request(completion, raw_request)
         if isinstance(several, ErrorResponse):
             return several
@@ -216,24 +220,11 @@ def _with_tokens(
 
 async def _chat(order: GenerationOrder, raw_request: Request) -> ChatCompletionRequest:
     if order.endpoint == "messages":
-        messages = _checked(AnthropicMessagesRequest, order.body)
+        messages = checked(AnthropicMessagesRequest.model_validate, order.body)
         return await chat_of_messages(messages, raw_request.app.state.anthropic_serving_messages)
     if order.endpoint == "responses":
-        return chat_of_responses(_checked(ResponsesRequest, order.body))
-    return _checked(ChatCompletionRequest, order.body)
-
-
-def _checked(model: type[_Request], body: Any) -> _Request:
-    try:
-        return model.model_validate(body)
-    except ValidationError as error:
-        raise _validation_error(error, body) from None
-
-
-def _validation_error(error: ValidationError, body: Any) -> RequestValidationError:
-    """The error of vLLM's own route for the same body."""
-    found = [{**detail, "loc": ("body", *detail["loc"])} for detail in error.errors()]
-    return RequestValidationError(found, body=body)
+        return chat_of_responses(checked(ResponsesRequest.model_validate, order.body))
+    return checked(ChatCompletionRequest.model_validate, order.body)
 
 
 async def _events(told: bytes, chunks: AsyncGenerator[str, None]) -> AsyncIterator[bytes | str]:

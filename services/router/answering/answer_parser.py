@@ -17,6 +17,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
+from services.protocol.rollout_server import COUNTED, PARSE_ANSWER, REASONING_TOKENS
 from services.router.answering.journal import ChoiceJournal, Piece
 from services.router.answering.streams import batched
 from services.router.errors import RequestFailed
@@ -25,6 +26,7 @@ from services.router.upstream.replicas import Replicas
 
 _MARK = re.compile(r"\s*[<\[◁].+[>\]▷]\s*", re.DOTALL)
 _REST = 4.0
+_DERENDER = "/v1/chat/completions/derender"
 
 
 class AnswerParser:
@@ -57,6 +59,7 @@ class AnswerParser:
                 "prompt_token_ids": self._prompt,
             }
         )
+        self._counts = request.get("reasoning_parser_kwargs") is not None and _tells_usage(ask)
         self._states: dict[int, dict[str, Any]] = {}
         self._busy_s = 0.0
 
@@ -79,7 +82,9 @@ class AnswerParser:
                     "choices": [self._choice(journal, token_ids)],
                     "prompt_token_ids": self._prompt,
                 }
-            }
+            },
+            journal,
+            journal.token_ids if self._counts else None,
         )
         message: dict[str, Any] = answer["choices"][0]["message"]
         found = message.pop("tool_calls", None) or []
@@ -124,6 +129,7 @@ class AnswerParser:
         if not token_ids and not piece.finished:
             return {}
         began = time.monotonic()
+        counts = self._counts and (piece.finished or self._ask.continuous_usage)
         answer = await self._derender(
             {
                 "stream": True,
@@ -132,7 +138,9 @@ class AnswerParser:
                     "choices": [self._choice(journal, token_ids, finished=piece.finished)],
                 },
                 "stream_state": self._states.get(journal.index),
-            }
+            },
+            journal,
+            journal.token_ids[: piece.made] if counts else None,
         )
         self._busy_s += time.monotonic() - began
         self._states[journal.index] = answer["stream_state"]
@@ -177,14 +185,30 @@ class AnswerParser:
             raise RequestFailed(502, "text_mismatch", message)
         return token_ids
 
-    async def _derender(self, body: dict[str, Any]) -> Any:
+    async def _derender(
+        self, body: dict[str, Any], journal: ChoiceJournal, counted: list[int] | None
+    ) -> Any:
+        """What derender says; the journal learns how many of the counted tokens are reasoning."""
+        path = _DERENDER
+        if counted is not None:
+            path, body = PARSE_ANSWER, {**body, COUNTED: counted}
         # Prompt and request are most of it, and the same in every call: written out once.
         data = f"{self._same[:-1]}, {json.dumps(body)[1:]}".encode()
-        return await self._call("/v1/chat/completions/derender", data)
+        answer = await self._call(path, data)
+        if counted is not None:
+            journal.reasoning_tokens = answer[REASONING_TOKENS]
+        return answer
 
     async def _call(self, path: str, body: dict[str, Any] | bytes) -> Any:
         ask = self._replicas.ask
         return await ask(path, body, model=self._model, session=self._ask.session)
+
+
+def _tells_usage(ask: ClientRequest) -> bool:
+    """Whether the client is told how many tokens were reasoning; Messages have no such field."""
+    if ask.endpoint == "messages":
+        return False
+    return ask.endpoint == "responses" or ask.include_usage or not ask.stream
 
 
 def _without_nulls(value: Any) -> Any:

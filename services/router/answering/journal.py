@@ -61,6 +61,8 @@ class ChoiceJournal:
         parsed: its message is parsed from its tokens (`answer_parser`).
         message: the parsed message, whole once the choice is settled.
         hides_calls: the message may have fewer tool calls than the tokens.
+        reasoning_tokens: how many tokens are reasoning, as far as they were counted; None: the
+            replica has no reasoning parser.
         settled: nothing more will come, neither tokens nor text.
     """
 
@@ -79,6 +81,7 @@ class ChoiceJournal:
         self.segments = 0
         self.visible = self.parsed = self.hides_calls = False
         self.message: dict[str, Any] | None = None
+        self.reasoning_tokens: int | None = None
         self.clear()
 
     def clear(self) -> None:

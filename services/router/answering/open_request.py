@@ -237,6 +237,7 @@ class OpenRequest:
             )
             for journal in self.journals:
                 journal.parsed = True
+                journal.reasoning_tokens = 0 if reasons else None
 
     @property
     def _known(self) -> int:

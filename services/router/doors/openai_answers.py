@@ -86,7 +86,7 @@ class OpenAIAnswers:
             return None
         told = self._frame([self._token_event(piece, first)])
         self._begun.add(piece.journal.index)
-        return told | self._usage_so_far(piece.made)
+        return told | self._usage_so_far(piece.made, piece.journal)
 
     def _opening(self, piece: Piece) -> bytes:
         """The event that begins a choice of a chat: its role."""
@@ -96,10 +96,13 @@ class OpenAIAnswers:
         self._begun.add(index)
         delta = {"role": self._ask.role, "content": ""}
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-        return event(self._frame([choice]) | self._chat_prompt() | self._usage_so_far(0))
+        so_far = self._usage_so_far(0, piece.journal)
+        return event(self._frame([choice]) | self._chat_prompt() | so_far)
 
-    def _usage_so_far(self, made: int) -> dict[str, Any]:
-        return {"usage": self._usage(made)} if self._ask.continuous_usage else {}
+    def _usage_so_far(self, made: int, journal: ChoiceJournal) -> dict[str, Any]:
+        if not self._ask.continuous_usage:
+            return {}
+        return {"usage": self._usage(made) | _completion_details([journal])}
 
     def ending(self) -> bytes:
         """See `AnswerWriter`."""
@@ -159,12 +162,10 @@ class OpenAIAnswers:
 
     def usage(self) -> dict[str, Any]:
         """Tokens of the whole answer."""
-        made = sum(len(journal.token_ids) for journal in self._request.journals)
-        details = self._request.prompt_details
-        return self._usage(made) | {
-            "prompt_tokens_details": details,
-            "completion_tokens_details": None,
-        }
+        journals, details = self._request.journals, self._request.prompt_details
+        usage = self._usage(sum(len(journal.token_ids) for journal in journals))
+        usage |= {"prompt_tokens_details": details, "completion_tokens_details": None}
+        return usage | _completion_details(journals)
 
     def _whole_choice(self, journal: ChoiceJournal) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": journal.index}
@@ -241,6 +242,12 @@ class OpenAIAnswers:
         columns = _completion_logprobs(entries, start, self._ask.top_logprobs)
         self._offsets[index] = columns["text_offset"][-1] + len(columns["tokens"][-1])
         return columns
+
+
+def _completion_details(journals: list[ChoiceJournal]) -> dict[str, Any]:
+    """How many tokens are reasoning, where a parser tells."""
+    counts = [one.reasoning_tokens for one in journals if one.reasoning_tokens is not None]
+    return {"completion_tokens_details": {"reasoning_tokens": sum(counts)}} if counts else {}
 
 
 def trajectory_of(request: OpenRequest, journal: ChoiceJournal) -> dict[str, Any]:

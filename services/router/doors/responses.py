@@ -1,5 +1,6 @@
 """OpenAI's Responses API: https://platform.openai.com/docs/api-reference/responses."""
 
+import time
 from typing import Any
 
 from services.router.answering.journal import Piece
@@ -11,9 +12,18 @@ from services.router.doors.response_items import ItemEvents, Tools, item_of
 from services.router.errors import RequestFailed, bad_request
 from services.router.trajectories.shared_sessions import SessionRecords
 
-_EARLIER = "previous_response_id"
+EARLIER = "previous_response_id"
+"""Field with the response that a request goes on from."""
+
 _TOLD = ("instructions", "metadata", "reasoning", "text", "user", "max_tool_calls", "prompt")
 """Fields of a request that its response repeats."""
+_SAMPLING = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+"""Sampling parameters that a response tells, and vLLM's defaults."""
 
 
 class ResponsesDoor:
@@ -33,16 +43,14 @@ class ResponsesDoor:
         """The body with the items of the responses that it goes on from."""
         if not isinstance(body, dict):
             return body
-        given = body.get("input")
-        said = {"type": "message", "role": "user", "content": given}
-        self._new = given if isinstance(given, list) else [said]
-        self._earlier = body.get(_EARLIER)
+        self._new = new_items(body)
+        self._earlier = body.get(EARLIER)
         if self._earlier is None:
             return body
         if not isinstance(self._earlier, str):
-            raise bad_request(f"{_EARLIER} must be the id of a response", _EARLIER)
+            raise bad_request(f"{EARLIER} must be the id of a response", EARLIER)
         history = await self._sessions.response_items(self._earlier)
-        rest = {name: value for name, value in body.items() if name != _EARLIER}
+        rest = {name: value for name, value in body.items() if name != EARLIER}
         return {**rest, "input": history + self._new}
 
     def writer(self, request: OpenRequest) -> AnswerWriter:
@@ -141,7 +149,7 @@ class ResponsesAnswers:
     def _opening(self) -> bytes:
         if self.numbered:
             return b""
-        response = {**self._response("in_progress", []), "usage": None}
+        response = self._response("in_progress", [])
         kinds = "response.created", "response.in_progress"
         return b"".join(self._event({"type": kind, "response": response}) for kind in kinds)
 
@@ -164,40 +172,66 @@ class ResponsesAnswers:
         }
 
     def _response(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
-        sent, params, ask = self._sent, self._request.sampling_params, self._request.ask
+        params, ask = self._request.sampling_params, self._request.ask
         return {
-            "id": ask.answer_id,
-            "object": "response",
+            **unanswered(self._sent, name=ask.answer_id, status=status),
+            **{name: params.get(name, value) for name, value in _SAMPLING.items()},
             "created_at": ask.created,
-            "status": status,
             "model": self._request.model,
             "output": output,
-            "error": None,
-            "incomplete_details": None,
-            **{name: sent.get(name) for name in _TOLD},
             "previous_response_id": self._earlier,
-            "parallel_tool_calls": sent.get("parallel_tool_calls", True),
-            "tool_choice": sent.get("tool_choice") or ("auto" if sent.get("tools") else "none"),
-            "tools": sent.get("tools") or [],
-            "temperature": params.get("temperature", 1.0),
-            "top_p": params.get("top_p", 1.0),
             "max_output_tokens": params.get("max_tokens"),
-            "presence_penalty": params.get("presence_penalty", 0.0),
-            "frequency_penalty": params.get("frequency_penalty", 0.0),
             "top_logprobs": ask.top_logprobs if ask.logprobs else None,
-            "background": False,
-            "service_tier": sent.get("service_tier", "auto"),
-            "truncation": sent.get("truncation") or "disabled",
-            "store": sent.get("store", True),
         }
 
     def _usage(self) -> dict[str, Any]:
         usage = self._chat.usage()
         cached = self._request.cached_tokens or 0
+        reasoning = usage["completion_tokens_details"] or {}
         return {
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
             "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": reasoning.get("reasoning_tokens", 0)},
             "total_tokens": usage["total_tokens"],
         }
+
+
+def new_items(body: dict[str, Any]) -> list[dict[str, Any]]:
+    """A request's own input items."""
+    given = body.get("input")
+    said = {"type": "message", "role": "user", "content": given}
+    return given if isinstance(given, list) else [said]
+
+
+def unanswered(sent: dict[str, Any], *, name: str, status: str) -> dict[str, Any]:
+    """A response as far as its request alone decides it.
+
+    Args:
+        sent: body of the request.
+        name: id of the response.
+        status: of the response.
+    """
+    return {
+        "id": name,
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": status,
+        "model": sent.get("model") or "",
+        "output": [],
+        "error": None,
+        "incomplete_details": None,
+        "usage": None,
+        **{name: sent.get(name) for name in _TOLD},
+        **{name: sent.get(name, value) for name, value in _SAMPLING.items()},
+        EARLIER: sent.get(EARLIER),
+        "parallel_tool_calls": sent.get("parallel_tool_calls", True),
+        "tool_choice": sent.get("tool_choice") or ("auto" if sent.get("tools") else "none"),
+        "tools": sent.get("tools") or [],
+        "max_output_tokens": sent.get("max_output_tokens"),
+        "top_logprobs": None,
+        "background": False,
+        "service_tier": sent.get("service_tier", "auto"),
+        "truncation": sent.get("truncation") or "disabled",
+        "store": sent.get("store", True),
+    }

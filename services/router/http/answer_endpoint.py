@@ -29,6 +29,7 @@ from services.router.doors.door import AnswerWriter
 from services.router.errors import RequestFailed, Unjournaled, unreadable_body
 from services.router.http.access_log import LOGGED, AccessLog, RequestRecord
 from services.router.http.answers import HttpAnswer
+from services.router.http.background import BackgroundResponses, in_background
 from services.router.http.progress_comments import commented
 from services.router.request.client_request import ClientRequest, Endpoint
 from services.router.request.trace_context import TRACE, trace_headers
@@ -90,6 +91,7 @@ class AnswerEndpoint:
         external: those outside of it, for the models in the configuration's `backends`.
         gate: bounds the open requests.
         sessions: recorded sessions.
+        background: answers requests with `background: true`; None: a replica refuses them.
     """
 
     def __init__(
@@ -99,9 +101,10 @@ class AnswerEndpoint:
         external: Replicas,
         gate: Gate,
         sessions: SessionRecords,
+        background: BackgroundResponses | None = None,
     ) -> None:
         self._endpoint, self._replicas, self._external = endpoint, replicas, external
-        self._gate, self._sessions = gate, sessions
+        self._gate, self._sessions, self._background = gate, sessions, background
         self._external_models = {backend.model for backend in replicas.config.backends}
         self._log = AccessLog(replicas.config.access_log)
 
@@ -112,8 +115,7 @@ class AnswerEndpoint:
         scope[LOGGED] = True
         door = door_of(self._endpoint, self._sessions)
         answer, status = HttpAnswer(send, config.client_write_s, door), "disconnected"
-        headers = dict(Headers(scope=scope))
-        came = trace_headers(headers, begin=config.begin_traces)
+        came = trace_headers(Headers(scope=scope), begin=config.begin_traces)
         span = tracing.begin("request", came, endpoint=self._endpoint)
         TRACE.set(span.headers or came)
         try:
@@ -123,7 +125,7 @@ class AnswerEndpoint:
                 timeout_s=config.client_read_s,
                 refused=RequestFailed,
             )
-            status = await _until_gone(receive, self._serve(headers, raw, answer, record), answer)
+            status = await _until_gone(receive, self._serve(scope, raw, answer, record), answer)
             if status == _STUCK:
                 cut_off(scope)
             elif status == "disconnected" and STUCK in scope:
@@ -138,14 +140,19 @@ class AnswerEndpoint:
             span.end()
 
     async def _serve(
-        self, headers: Mapping[str, str], raw: bytes, answer: HttpAnswer, record: RequestRecord
+        self, scope: Scope, raw: bytes, answer: HttpAnswer, record: RequestRecord
     ) -> str:
         try:
             with self._gate:
+                body = parsed(raw)
+                if self._background is not None and in_background(body):
+                    queued = await self._background.begin(self, scope, body)
+                    await answer.whole(200, queued, {})
+                    return "ok"
                 ask = ClientRequest.parse(
                     self._endpoint,
-                    await answer.door.opened(parsed(raw)),
-                    headers,
+                    await answer.door.opened(body),
+                    dict(Headers(scope=scope)),
                     max_choices=self._replicas.config.max_choices,
                     caller=record.key or "",
                 )

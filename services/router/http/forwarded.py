@@ -36,6 +36,13 @@ PATHS = (
 """vLLM's; a replica whose model generates refuses those that are for other models."""
 
 
+TOKENIZER_INFO = "/tokenizer_info"
+_NOT_TOLD = (
+    "the replicas do not tell of their tokenizer: set "
+    "rollout_server.engine_args.enable_tokenizer_info_endpoint: true"
+)
+
+
 def forwarded_routes(replicas: Replicas, sessions: SessionRecords) -> APIRouter:
     """The routes; a call of an offered session is for the offer's model, as its answers are."""
     routes, config = APIRouter(responses=ERRORS), replicas.config
@@ -51,7 +58,7 @@ def forwarded_routes(replicas: Replicas, sessions: SessionRecords) -> APIRouter:
                 refused=RequestFailed,
             )
             body: Any = parsed(raw)
-            session = session_key(request.headers) or request.headers.get(SESSION_HEADER)
+            session = _session(request)
             fixed = await sessions.offered_model(session)
             if fixed is not None and isinstance(body, dict):
                 body["model"] = fixed
@@ -64,10 +71,27 @@ def forwarded_routes(replicas: Replicas, sessions: SessionRecords) -> APIRouter:
                 return AsciiJson(_error(failure), failure.status, failure.headers)
             raise
 
+    @routes.get(TOKENIZER_INFO)
+    async def tokenizer_info(request: Request, model: str | None = None) -> Response:
+        """The tokenizer of a model, any that is served if none is named."""
+        session = _session(request)
+        named = await sessions.offered_model(session) or model or None
+        try:
+            told = await replicas.ask(TOKENIZER_INFO, None, model=named, session=session)
+        except RequestFailed as failure:
+            if failure.status == 404 and failure.kind != "model_not_found":
+                raise RequestFailed(404, "not_served", _NOT_TOLD) from None
+            raise
+        return AsciiJson(told)
+
     extra = json_body({"type": "object"}, required=True)
     for path in PATHS:
         routes.add_api_route(path, forward, methods=["POST"], openapi_extra=extra)
     return routes
+
+
+def _session(request: Request) -> str | None:
+    return session_key(request.headers) or request.headers.get(SESSION_HEADER)
 
 
 def _error(failure: RequestFailed) -> dict[str, Any]:

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.http.json_body import read_body
 from services.router.errors import RequestFailed, bad_request
 from services.router.http.answer_endpoint import parsed
+from services.router.http.inner_call import again
 
 _PATHS = {"messages": "/v1/chat/completions", "prompt": "/v1/completions"}
 """Where a body goes that has such a field."""
@@ -38,14 +39,4 @@ class Invocations:
         except RequestFailed as failure:
             await failure.response()(scope, receive, send)
             return
-        await self._endpoints[path](scope, _again(raw, receive), send)
-
-
-def _again(raw: bytes, receive: Receive) -> Receive:
-    """A body that was read already, and what comes after it."""
-    body: list[Message] = [{"type": "http.request", "body": raw, "more_body": False}]
-
-    async def received() -> Message:
-        return body.pop() if body else await receive()
-
-    return received
+        await self._endpoints[path](scope, again(raw, receive), send)

@@ -16,6 +16,7 @@ from services.protocol.router import (
     SESSION_HEADER,
     STREAM_BY,
 )
+from services.router.http.batches import BATCH_PATH
 from services.router.request.client_request import PATHS, Endpoint
 
 _OWN_FIELDS = {
@@ -71,6 +72,10 @@ def describe_answers(app: FastAPI) -> None:
         }
         schema["paths"]["/invocations"] = {
             "post": _operation("A chat or a completion, at the path that SageMaker posts to.", {})
+        }
+        several = {"type": "array", "minItems": 1, "items": _MESSAGES}
+        schema["paths"][BATCH_PATH] = {
+            "post": _operation("Answer several conversations, as vLLM does.", {"messages": several})
         }
         return schema
 

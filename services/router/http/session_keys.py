@@ -7,11 +7,13 @@ from starlette.types import Scope
 from services.access.access_control import GuestsUnknown
 from services.protocol.session import SESSION_PREFIX
 from services.router.errors import RequestFailed
+from services.router.http.batches import BATCH_PATH
 from services.router.http.forwarded import PATHS as FORWARDED
+from services.router.http.forwarded import TOKENIZER_INFO
 from services.router.request.client_request import PATHS
 from services.router.trajectories.shared_sessions import SessionRecords
 
-_ANY = frozenset((*PATHS.values(), *FORWARDED, "/v1/models"))
+_ANY = frozenset((*PATHS.values(), BATCH_PATH, *FORWARDED, TOKENIZER_INFO, "/v1/models"))
 
 
 class SessionKeys:

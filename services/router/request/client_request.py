@@ -39,7 +39,7 @@ _PREFIXES: dict[Endpoint, str] = {
     "responses": "resp_",
     "generate": "",
 }
-_REQUEST_ID_HEADER = "x-request-id"
+REQUEST_ID_HEADER = "x-request-id"
 _MAX_SESSION = 128
 _UNJOURNALED = (
     "background",
@@ -199,7 +199,7 @@ class ClientRequest:
         if return_trajectory not in (None, True, False):
             raise bad_request(f"{RETURN_TRAJECTORY} must be true or false", RETURN_TRAJECTORY)
         _check_choices(read.n, _prompts(body), max_choices)
-        name = headers.get(_REQUEST_ID_HEADER) or read.request_id or uuid.uuid4().hex
+        name = request_name(headers, read.request_id)
         options = (stream and read.stream_options) or _StreamOptions()
         asked = read.logprobs
         top = asked if endpoint in ("completions", "generate") else read.top_logprobs
@@ -211,7 +211,7 @@ class ClientRequest:
         return cls(
             endpoint=endpoint,
             body=passed_on,
-            answer_id=_answer_id(endpoint, name),
+            answer_id=answer_id(endpoint, name),
             created=int(time.time()),
             model=read.model or None,
             session=session,
@@ -238,7 +238,13 @@ def session_key(headers: Mapping[str, str]) -> str | None:
     return shown.strip() if shown.strip().startswith(SESSION_PREFIX) else None
 
 
-def _answer_id(endpoint: Endpoint, name: str) -> str:
+def request_name(headers: Mapping[str, str], given: str | None) -> str:
+    """What the client calls its request, by the header or in the body; else a random name."""
+    return headers.get(REQUEST_ID_HEADER) or given or uuid.uuid4().hex
+
+
+def answer_id(endpoint: Endpoint, name: str) -> str:
+    """The id of the answer to a request of this name."""
     prefix = _PREFIXES[endpoint]
     # A client of the Responses API may choose the whole id.
     return name if endpoint == "responses" and name.startswith(prefix) else prefix + name

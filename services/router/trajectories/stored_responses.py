@@ -6,9 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.http.json_body import json_bytes
-from services.router.errors import RequestFailed
+from services.router.errors import RequestFailed, bad_request
 
 _Items = list[dict[str, Any]]
+
+CANCELLED = "cancelled"
+UNFINISHED = "queued", "in_progress"
+"""Values of `status`."""
 
 
 @dataclass(eq=False)
@@ -61,6 +65,9 @@ class StoredResponses:
     ) -> None:
         """Keep a response, unless what it goes on from has gone meanwhile.
 
+        One that is made in the background is put twice. The second time it is kept only if it is
+        still unfinished here: another router may have cancelled or deleted it.
+
         Args:
             response: its body.
             new: the request's own input items.
@@ -68,6 +75,10 @@ class StoredResponses:
             now: of a monotonic clock, seconds.
         """
         name = str(response["id"])
+        if response.get("background") and response["status"] not in UNFINISHED:
+            known = self._stored.get(name)
+            if known is None or known[1].response.get("status") not in UNFINISHED:
+                return
         before = None if earlier is None else self._stored.get(earlier)
         if before is not None:
             before[1].holders += 1
@@ -98,9 +109,12 @@ class StoredResponses:
         """All input and output items up to the end of a response.
 
         Raises:
-            RequestFailed: 404, it is not here.
+            RequestFailed: 404, it is not here; 400, it is unfinished.
         """
-        chain = list(self._found(name, now).chain())
+        found = self._found(name, now)
+        if found.response.get("status") in UNFINISHED:
+            raise bad_request(f"{name!r} is not finished yet", "previous_response_id")
+        chain = list(found.chain())
         return [item for one in reversed(chain) for item in one.items]
 
     def remove(self, name: str) -> bool:

@@ -108,11 +108,11 @@ class _ExternalUpstream(Upstream):
     def _headers(self, reservation: Reservation) -> dict[str, str]:
         return super()._headers(reservation) | key_header(self._keys.get(reservation.replica_id))
 
-    async def _post(
-        self, reservation: Reservation, path: str, body: dict[str, Any] | bytes
+    async def _send(
+        self, reservation: Reservation, path: str, body: dict[str, Any] | bytes | None
     ) -> aiohttp.ClientResponse:
         try:
-            return await super()._post(reservation, path, body)
+            return await super()._send(reservation, path, body)
         except RequestFailed as refusal:
             if refusal.status not in (401, 403):
                 raise

@@ -63,7 +63,7 @@ class Replicas:
     async def ask(
         self,
         path: str,
-        body: dict[str, Any] | bytes,
+        body: dict[str, Any] | bytes | None,
         *,
         model: str | None,
         session: str | None = None,
@@ -72,7 +72,7 @@ class Replicas:
 
         Args:
             path: of the replica's; generates nothing.
-            body: what is sent.
+            body: what is sent; None: it is a GET.
             model: that the replica serves, None for any.
             session: value of the session header.
 

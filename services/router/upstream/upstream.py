@@ -62,7 +62,7 @@ class Upstream:
         self,
         reservation: Reservation,
         path: str,
-        body: dict[str, Any] | bytes,
+        body: dict[str, Any] | bytes | None,
         *,
         timeout_s: float | None = None,
     ) -> Any:
@@ -71,7 +71,7 @@ class Upstream:
         Args:
             reservation: where.
             path: of the replica's.
-            body: what is sent.
+            body: what is sent; None: it is a GET.
             timeout_s: `derender_s` unless given.
 
         Raises:
@@ -79,7 +79,7 @@ class Upstream:
             RequestFailed: the replica refused the body.
         """
         async with reservation.limit(timeout_s or self._config.derender_s):
-            return await _decoded(await self._post(reservation, path, body), path)
+            return await _decoded(await self._send(reservation, path, body), path)
 
     async def answer(
         self, reservation: Reservation, path: str, body: dict[str, Any]
@@ -119,7 +119,7 @@ class Upstream:
     ) -> AsyncGenerator[dict[str, Any], None]:
         reservation.check_lease()
         async with reservation.limit(self._config.first_token_s):
-            response = await self._post(reservation, path, body)
+            response = await self._send(reservation, path, body)
             whole = None if response.content_type == _EVENTS else await _decoded(response, path)
         if whole is not None:
             yield checked_answer(whole)
@@ -145,7 +145,7 @@ class Upstream:
         """
         reservation.check_lease()
         async with reservation.limit(self._config.first_token_s):
-            response = await self._post(reservation, path, body)
+            response = await self._send(reservation, path, body)
         async with aclosing(self._events(reservation, response, leading=0)) as events:
             async for event in events:
                 yield event
@@ -183,13 +183,14 @@ class Upstream:
     def _headers(self, reservation: Reservation) -> dict[str, str]:
         return _JSON
 
-    async def _post(
-        self, reservation: Reservation, path: str, body: dict[str, Any] | bytes
+    async def _send(
+        self, reservation: Reservation, path: str, body: dict[str, Any] | bytes | None
     ) -> aiohttp.ClientResponse:
         assert self._session is not None, "running() comes first"
-        data = body if isinstance(body, bytes) else json_bytes(body)
+        data = body if body is None or isinstance(body, bytes) else json_bytes(body)
         try:
-            response = await self._session.post(
+            response = await self._session.request(
+                "GET" if data is None else "POST",
                 reservation.address + path,
                 data=data,
                 headers={**self._headers(reservation), **TRACE.get()},

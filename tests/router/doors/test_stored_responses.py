@@ -113,3 +113,38 @@ def test_the_last_turns_of_a_conversation_are_dropped_before_its_first_ones():
     assert _said(store.history("b", now=2.0)) == ["a", "m-a", "b", "m-b"]
     with pytest.raises(RequestFailed):
         store.get("c", now=2.0)
+
+
+def _background(store, status, said="x"):
+    output = [] if status == "queued" else [{"type": "message", "id": status}]
+    response = {"id": "a", "status": status, "background": True, "output": output}
+    store.put(response, [{"role": "user", "content": said}], None, now=0.0)
+
+
+def test_a_response_of_the_background_is_replaced_by_what_came_of_it():
+    store = _store()
+    _background(store, "queued")
+    _background(store, "completed", "one")
+    assert _said(store.history("a", now=1.0)) == ["one", "completed"]
+
+
+@pytest.mark.parametrize("first", ["cancelled", "deleted"])
+def test_what_another_router_has_ended_is_not_kept_again(first):
+    store = _store()
+    _background(store, "queued")
+    if first == "deleted":
+        store.remove("a")
+        _background(store, "completed")
+        assert len(store) == 0
+        return
+    _background(store, "cancelled")
+    _background(store, "completed")
+    assert store.get("a", now=1.0)["status"] == "cancelled"
+
+
+def test_nothing_goes_on_from_a_response_that_is_not_there_yet():
+    store = _store()
+    _background(store, "queued")
+    with pytest.raises(RequestFailed, match="not finished") as refused:
+        store.history("a", now=1.0)
+    assert refused.value.status == 400
