@@ -2,6 +2,7 @@
 recorded sessions."""
 
 import asyncio
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -226,8 +227,8 @@ class EpisodeSampler:
         """The outcome of an episode, within its limits."""
         seen: list[SessionSummary] = []
         try:
-            async with limited(request.limits) as progressed:
-                watch = self._watch(session, request, progressed, seen)
+            async with asyncio.timeout(None) as taken, limited(request.limits) as progressed:
+                watch = self._watch(session, request, progressed, taken, seen)
                 async with running(watch, name="episode_watch"):
                     return await self._player.run(episode)
         except LimitReached as limit:
@@ -235,24 +236,34 @@ class EpisodeSampler:
             late = limit.reason == "deadline"
             reason = "environment_timeout" if late else self._player.given_up(last)
             raise RolloutFailed(reason, f"no result: {limit}") from None
+        except TimeoutError:
+            if not taken.expired():
+                raise
+            problem = f"not ended {request.limits.taken_s:g} s after an agent took it"
+            raise RolloutFailed("agent_timeout", problem) from None
 
     async def _watch(
         self,
         session: str,
         request: RolloutRequest,
         progressed: Callable[[], None],
+        taken: asyncio.Timeout,
         looks: list[SessionSummary],
     ) -> None:
         """Look at the episode's session now and then: a call that is open there, which the router
-        ends by its own deadlines, or that is new is progress."""
+        ends by its own deadlines, or that is new is progress; no progress moves the deadline of
+        an episode that was taken."""
         sessions, calls, offer = self._sessions, 0, "none"
+        longest_s = request.limits.taken_s
         while True:
-            await asyncio.sleep(request.limits.progress_s / _LOOKS)
+            await asyncio.sleep(min(request.limits.progress_s, longest_s or math.inf) / _LOOKS)
             try:
                 seen = await sessions.activity(session)
             except RolloutFailed:  # the router is away, and so is any progress
                 continue
             looks[:] = [seen]
+            if seen.offer == "taken" and taken.when() is None and longest_s is not None:
+                taken.reschedule(asyncio.get_running_loop().time() + longest_s)
             made = sum(seen.calls.values()) + seen.unrecorded_calls
             waits = self._player.live and seen.offer == "waiting"
             if seen.open_calls or waits or (made, seen.offer) != (calls, offer):

@@ -20,7 +20,13 @@ _PAUSE_S = 1.0
 _BEFORE_S = 60.0
 """Sessions that finished so long before the start are looked at: clocks of hosts differ."""
 
-OF_AGENTS = {"agent_abandoned", "agent_failed", "environment_never_called", "environment_result"}
+OF_AGENTS = {
+    "agent_abandoned",
+    "agent_failed",
+    "agent_timeout",
+    "environment_never_called",
+    "environment_result",
+}
 """Reasons for which an episode fails with no fault of the cluster."""
 
 _log = Log("orchestrator")

@@ -10,6 +10,7 @@ from services.protocol.run.algorithm import AlgorithmConfig
 from services.protocol.run.algorithm_preset import fill_in_run
 from services.protocol.run.determinism import unrepeatable
 from services.protocol.run.evaluation import DEFAULT_SET, Evaluation, EvaluationConfig
+from services.protocol.run.sampling import SamplingConfig
 from services.protocol.run.schedule import ScheduleConfig
 from services.protocol.run.stale_answers import uncorrected
 from services.protocol.run.task import (
@@ -22,20 +23,6 @@ from services.protocol.run.task import (
 )
 from services.protocol.run.tracker import TrackerConfig
 from services.protocol.strict import StrictModel, wrong_field
-
-
-class SamplingConfig(StrictModel):
-    """Sampling parameters. Truncating samplers are left out on purpose: the trainer
-    could not reproduce their probabilities.
-
-    Attributes:
-        temperature: divides the logits, in rollouts and in the trainer; the engine refuses
-            more than 2.
-        max_tokens: longest answer.
-    """
-
-    temperature: float = Field(default=1.0, gt=0, le=2)
-    max_tokens: int = Field(default=256, ge=1)
 
 
 class CheckpointConfig(StrictModel):
@@ -70,6 +57,8 @@ class RunConfig(StrictModel):
         rollout_progress_timeout_s: longest that the rollout of a group may be without progress,
             seconds: without a new token or answer, an open or new call of an environment, or a
             place in the router's queue, whose waits have deadlines of their own.
+        episode_timeout_s: longest that an agent outside may play an episode of `external` that it
+            took, seconds, whatever its progress.
         environment: in place of one answer a trajectory: `file.py:function` of an own
             `async def rollout(client, task)`, where a relative path counts from the run file; or
             `external`, for agents outside that take sessions and finish them; or `live`, for
@@ -92,6 +81,7 @@ class RunConfig(StrictModel):
     group_size: int = Field(ge=1)
     rollout_timeout_s: float | None = Field(default=None, gt=0)
     rollout_progress_timeout_s: float = Field(default=600.0, gt=0)
+    episode_timeout_s: float = Field(default=7200.0, gt=0)
     environment: str | None = Field(default=None, pattern=rf"^{LIVE}$|{ENVIRONMENT}")
     schedule: ScheduleConfig = ScheduleConfig()
     sampling: SamplingConfig = SamplingConfig()

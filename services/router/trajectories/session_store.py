@@ -183,11 +183,19 @@ class SessionStore:
         """A call of the session begins; with a history, it is to go on from recorded tokens.
 
         Raises:
-            RequestFailed: 409 `session_finished`.
+            RequestFailed: 409 `session_finished`, 429 `too_many_session_calls`.
         """
         if session.state == "finished":
             message = f"the session {session.id!r} is finished; make another with POST /v1/sessions"
             raise RequestFailed(409, "session_finished", message, param=SESSION_HEADER)
+        if len(session.open) >= self._config.max_open_calls:
+            message = (
+                f"the session {session.id!r} has {len(session.open)} open calls, as many as the "
+                "router's max_open_calls allows: wait for an answer, or raise it"
+            )
+            raise RequestFailed(
+                429, "too_many_session_calls", message, param=SESSION_HEADER, retry_after_s=1
+            )
         self._last_call += 1
         session.open[self._last_call] = now
         self._use(session, now)

@@ -72,8 +72,8 @@ class Sessions:
             history: its messages, if it is to go on from recorded tokens.
 
         Raises:
-            RequestFailed: 404 `session_not_found`, 409 `session_finished`, 400 for a name
-                under which no session can be recorded.
+            RequestFailed: 404 `session_not_found`, 409 `session_finished`, 429
+                `too_many_session_calls`, 400 for a name under which no session can be recorded.
         """
         if name is None:
             return None
