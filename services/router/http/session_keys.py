@@ -9,6 +9,7 @@ from services.protocol.session import SESSION_PREFIX
 from services.router.errors import RequestFailed
 from services.router.http.forwarded import PATHS as FORWARDED
 from services.router.request.client_request import PATHS
+from services.router.trajectories.refused_rewards import count_refused
 from services.router.trajectories.shared_sessions import SessionRecords
 
 _ANY = frozenset((*PATHS.values(), *FORWARDED, "/v1/models"))
@@ -33,6 +34,8 @@ class SessionKeys:
             return False
         own, path = f"/v1/sessions/{shown}", scope["path"]
         if path not in (*_ANY, own, f"{own}/finish", f"{own}/rewards"):
+            if path.startswith("/v1/sessions/") and path.endswith(("/finish", "/rewards")):
+                count_refused("other_session")
             return False
         try:
             await self._sessions.get(shown, 0, 0)

@@ -73,6 +73,11 @@ class Session:
         """Whether it takes calls."""
         return "open" if self.cursor is None else "finished"
 
+    @property
+    def graded(self) -> bool:
+        """Whether it has ended with a reward, or with a text to grade."""
+        return self.cursor is not None and (self.reward is not None or self.text is not None)
+
     def fixed(self) -> FixedSettings | None:
         """What holds for its newest call."""
         if self.offer is None:
@@ -119,9 +124,9 @@ class SessionStore:
     """
 
     def __init__(
-        self, config: RouterConfig, forgotten: Callable[[str], None] = lambda name: None
+        self, config: RouterConfig, forgotten: Callable[[Session], None] = lambda session: None
     ) -> None:
-        """`forgotten` is called with the id of every session that is deleted or dropped."""
+        """`forgotten` is called with every session that is deleted or dropped."""
         self._config, self._forgotten = config, forgotten
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._finished: OrderedDict[int, Session] = OrderedDict()
@@ -257,7 +262,9 @@ class SessionStore:
             RequestFailed: 409 `session_finished`.
         """
         if session.state == "finished":
-            message = f"the session {session.id!r} is finished: its reward is {session.reward}"
+            message = (
+                f"the session {session.id!r} is finished: its reward is {session.reward}"
+            )
             raise RequestFailed(409, "session_finished", message, param="reward")
         call = session.tree.calls
         session.earned[call] = reward + session.earned.get(call, 0.0)
@@ -309,7 +316,7 @@ class SessionStore:
         if session.cursor is not None:
             del self._finished[session.cursor]
         self.tokens -= session.tree.tokens
-        self._forgotten(session.id)
+        self._forgotten(session)
 
     def expire(self, now: float) -> None:
         """Drop what has not been used for `session_idle_s`; an open call is use, for a day."""

@@ -4,6 +4,7 @@ import asyncio
 import re
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from services.router.trajectories.kept_sessions import (
     written,
 )
 from services.router.trajectories.news import News
+from services.router.trajectories.refused_rewards import EndedSessions
 from services.router.trajectories.session_store import CallStart, Session, SessionStore
 from services.router.trajectories.stored_responses import StoredResponses
 from services.router.trajectories.trajectory_tree import RecordedCall, Turn
@@ -52,7 +54,8 @@ class Sessions:
         self._config = config
         folder = config.sessions_dir
         self._kept = KeptSessions(Path(folder)) if folder is not None else None
-        self._store = SessionStore(config, self._kept.forget if self._kept else _nothing)
+        self._ended = EndedSessions(config.max_recorded_sessions)
+        self._store = SessionStore(config, self._forget)
         self._responses = StoredResponses(
             max_responses=config.max_stored_responses,
             max_bytes=config.max_stored_response_mb << 20,
@@ -143,8 +146,9 @@ class Sessions:
         Raises:
             RequestFailed: 404 `session_not_found`, 409 if it is finished.
         """
-        session = self._found(name)
-        self._store.add_reward(session, reward, now=time.monotonic())
+        with self._ended.counted(name, self._store.find(name), "late"):
+            session = self._found(name)
+            self._store.add_reward(session, reward, now=time.monotonic())
         self._keep(name, "add_reward", reward)
         return session.summary()
 
@@ -178,8 +182,11 @@ class Sessions:
         Raises:
             RequestFailed: 404 `session_not_found`, 409 if it is finished with another end.
         """
-        session = self._found(name)
-        self._store.finish(session, ending, now=time.monotonic(), wall=time.time())
+        is_reward = ending.reward is not None or ending.text is not None
+        counted = self._ended.counted(name, self._store.find(name), "twice")
+        with counted if is_reward else nullcontext():
+            session = self._found(name)
+            self._store.finish(session, ending, now=time.monotonic(), wall=time.time())
         self._keep(name, "finish", ending.model_dump(mode="json"))
         self._news.tell()
         return session.summary()
@@ -255,6 +262,11 @@ class Sessions:
         self._show()
         return session
 
+    def _forget(self, session: Session) -> None:
+        self._ended.add(session)
+        if self._kept is not None:
+            self._kept.forget(session.id)
+
     def _keep(self, name: str, *change: Any) -> None:
         """Write what happened to a session, if it was offered and still is here."""
         session = self._store.find(name)
@@ -307,10 +319,6 @@ class Sessions:
                 count - self._counted.get(reason, 0), {"reason": reason}
             )
             self._counted[reason] = count
-
-
-def _nothing(name: str) -> None:
-    """No session is kept."""
 
 
 def _check_size(leaves: Sequence[Turn], bound: int) -> None:
