@@ -25,9 +25,11 @@ from services.orchestrator.rollout.rollout import (
 )
 from services.orchestrator.rollout.router_calls import interrupt_session
 from services.orchestrator.rollout.session_client import SessionClient
+from services.protocol.reward.grader import AnyGrader, with_question
 from services.protocol.reward.reward_service import Score, Verdict
 from services.protocol.reward.reward_sum import reward_sum
 from services.protocol.router import SESSION_HEADER
+from services.protocol.run.task import Task
 from services.protocol.session import SessionOffer, SessionSummary
 from services.side_by_side import cancel, running
 
@@ -64,9 +66,10 @@ class EpisodePlayer(Protocol):
 
     async def run(self, episode: dict[str, Any]) -> dict[str, Any]:
         """Play one episode to its `{"reward": number}`, `{"rewards": {name: number}}`,
-        `{"text": text}` for the task's grader, or `{}` if the grader shall have its last answer.
-        Beside a reward, `turns` has those of its parts that came before the end, by the number of
-        the newest call then; or `of_calls` those of all calls.
+        `{"text": text}` for the task's grader, or `{}` if the grader shall have its last answer;
+        with `grader`, that one shall have it. Beside a reward, `turns` has those of its parts that
+        came before the end, by the number of the newest call then; or `of_calls` those of all
+        calls.
 
         It has no deadline; a cancelled call ends the episode.
 
@@ -208,18 +211,25 @@ class EpisodeSampler:
         if failure is None and len(outcome.get("of_calls", ())) not in (0, played.calls):
             problem = f"it has rewards of {len(outcome['of_calls'])} calls and made {played.calls}"
             failure = RolloutFailed("environment_result", problem)
-        if failure is None and not outcome:
-            outcome = {"text": trajectories[-1].text}
-        if failure is None and "text" in outcome and request.task.grader is None:
+        if failure is None and not outcome.keys() - {"grader"}:
+            outcome |= {"text": trajectories[-1].text}
+        chosen = self._chosen(request.task, outcome)
+        if failure is None and "text" in outcome and not (chosen or request.task.grader):
             problem = "it ended with a text, or with nothing, and the task has no grader for it"
             failure = RolloutFailed("environment_result", problem)
         for trajectory, turns in zip(trajectories, played.turns, strict=True):
             if failure is None and "text" in outcome:
-                arrived(index, replace(trajectory, text=outcome["text"]))
+                arrived(index, replace(trajectory, text=outcome["text"]), **chosen)
             else:
                 score = _score(request, outcome, failure)
                 arrived(index, trajectory, replace(score, returns=_returns(outcome, turns)))
         return failure
+
+    def _chosen(self, task: Task, outcome: dict[str, Any]) -> dict[str, AnyGrader]:
+        """The grader that an outcome names; the task of a live agent is not known."""
+        grader = outcome.get("grader")
+        told = grader if self._player.live else with_question(grader, task.question)
+        return {} if told is None else {"grader": told}
 
     async def _played(
         self, episode: dict[str, Any], session: str, request: RolloutRequest

@@ -6,6 +6,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, Field, model_validator
 
+from services.protocol.reward.grader import Grader
 from services.protocol.run.algorithm import AlgorithmConfig
 from services.protocol.run.algorithm_preset import fill_in_run
 from services.protocol.run.determinism import unrepeatable
@@ -19,6 +20,7 @@ from services.protocol.run.task import (
     LIVE,
     OUTSIDE,
     CurriculumConfig,
+    GraderName,
     TaskSource,
 )
 from services.protocol.run.tracker import TrackerConfig
@@ -64,6 +66,8 @@ class RunConfig(StrictModel):
             `external`, for agents outside that take sessions and finish them; or `live`, for
             agents outside that have tasks of their own: without `task_file` or `tasks`, and
             with `group_size: 1`.
+        graders: by name, those of which an agent outside may choose one when it ends an episode,
+            in place of the task's own.
         curriculum: prefer tasks by their pass rate; None takes all alike.
         trackers: `tensorboard`, `wandb`, `mlflow`, by name or with options: where the figures
             of `metrics.jsonl` go as well.
@@ -83,6 +87,7 @@ class RunConfig(StrictModel):
     rollout_progress_timeout_s: float = Field(default=600.0, gt=0)
     episode_timeout_s: float = Field(default=7200.0, gt=0)
     environment: str | None = Field(default=None, pattern=rf"^{LIVE}$|{ENVIRONMENT}")
+    graders: dict[GraderName, Grader] = Field(default={})
     schedule: ScheduleConfig = ScheduleConfig()
     sampling: SamplingConfig = SamplingConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
@@ -117,6 +122,9 @@ class RunConfig(StrictModel):
                 f"The prompts of {played[0]} are its own: a context goes with single answers only."
             )
             raise wrong_field("algorithm.distillation.context", taught.context, fix)
+        if self.graders and not {OUTSIDE, LIVE} & set(self.environments):
+            fix = "Only agents outside name them: `environment: external` or `live`, or none here."
+            raise wrong_field("graders", ", ".join(self.graders), fix)
         self._has_given_answers()
         self._can_repeat()
         known = [source.evaluation_set or DEFAULT_SET for source in self.task_sources]

@@ -50,6 +50,7 @@ class _Take(StrictModel):
     """Body of POST /v1/sessions/take."""
 
     run: str | None = None
+    task_id: str | None = None
     wait_s: float = Field(default=0.0, ge=0)
 
 
@@ -67,7 +68,7 @@ class _Finish(SessionEnding):
     @property
     def ending(self) -> SessionEnding:
         """What it says of the session."""
-        return SessionEnding(reward=self.reward, text=self.text, failure=self.failure)
+        return SessionEnding(**self.model_dump(exclude={"return_trajectories"}))
 
 
 class _Interrupt(StrictModel):
@@ -161,12 +162,12 @@ def _add_work(routes: APIRouter, sessions: SessionRecords, *, read_s: float) -> 
     async def take(request: Request) -> Response:
         """Give an agent the oldest session that is offered; wait for one if asked to."""
         asked = _checked(_Take, await _body(request, read_s))
-        taken = await sessions.take(asked.run)
+        taken = await sessions.take(asked.run, asked.task_id)
         # An agent that leaves while it waits has taken nothing.
         if taken.session is None and await _while_here(
-            request, sessions.until_offered(asked.run, asked.wait_s)
+            request, sessions.until_offered(asked.run, asked.wait_s, asked.task_id)
         ):
-            taken = await sessions.take(asked.run)
+            taken = await sessions.take(asked.run, asked.task_id)
         return _json(taken)
 
     @routes.post("/{name}/rewards", response_model=SessionSummary, openapi_extra=_body_of(_Reward))

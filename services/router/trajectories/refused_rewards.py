@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
 from typing import Literal
 
 from services.observability.metrics import RouterMetrics
@@ -16,7 +17,7 @@ Reason = Literal["late", "twice", "unknown_session", "other_session", "invalid"]
 - `twice`: the session has ended with another result;
 - `unknown_session`: there never was such a session, or nobody remembers it;
 - `other_session`: it came with the key of another session;
-- `invalid`: it is no finite number, or its request cannot be read.
+- `invalid`: it is no finite number, its grader was not offered, or its request cannot be read.
 """
 
 
@@ -53,7 +54,12 @@ class EndedSessions:
         """
         try:
             yield
-        except RequestFailed:
+        except RequestFailed as refusal:
             graded = session.graded if session else self._graded.get(name)
-            count_refused("unknown_session" if graded is None else again if graded else "late")
+            reason: Reason = again if graded else "late"
+            if refusal.status == HTTPStatus.BAD_REQUEST:
+                reason = "invalid"
+            elif graded is None:
+                reason = "unknown_session"
+            count_refused(reason)
             raise

@@ -118,21 +118,26 @@ class Sessions:
             self._offered.tell()
         return session.summary()
 
-    async def take(self, run: str | None) -> SessionTaken:
-        """Give the oldest offered session, of one run or any, to an agent that asks for work."""
-        session = self._store.offered(run)
+    async def take(self, run: str | None, task_id: str | None = None) -> SessionTaken:
+        """Give an agent that asks for work the oldest session that is offered, of one run and task
+        or any."""
+        session = self._store.offered(run, task_id)
         if session is None:
             return SessionTaken()
         self._store.take(session, now=time.monotonic())
         self._keep(session.id, "take")
         assert session.offer is not None
         offer = session.offer
-        return SessionTaken(session=session.summary(), task=offer.task, model=offer.model)
+        return SessionTaken(
+            session=session.summary(), task=offer.task, model=offer.model, graders=offer.graders
+        )
 
-    async def until_offered(self, run: str | None, wait_s: float) -> bool:
+    async def until_offered(
+        self, run: str | None, wait_s: float, task_id: str | None = None
+    ) -> bool:
         """Whether there is an offer for `take` in time: a wait that ends early takes nothing."""
         return await self._offered.wait_for(
-            lambda: self._store.offered(run) is not None, self._bounded(wait_s)
+            lambda: self._store.offered(run, task_id) is not None, self._bounded(wait_s)
         )
 
     async def offered_model(self, name: str | None) -> str | None:
@@ -180,11 +185,11 @@ class Sessions:
         """Close a session.
 
         Raises:
-            RequestFailed: 404 `session_not_found`, 409 if it is finished with another end.
+            RequestFailed: 404 `session_not_found`, 409 if it is finished with another end, 400
+                for a grader that was not offered.
         """
-        is_reward = ending.reward is not None or ending.text is not None
         counted = self._ended.counted(name, self._store.find(name), "twice")
-        with counted if is_reward else nullcontext():
+        with counted if ending.is_graded else nullcontext():
             session = self._found(name)
             self._store.finish(session, ending, now=time.monotonic(), wall=time.time())
         self._keep(name, "finish", ending.model_dump(mode="json"))
