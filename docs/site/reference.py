@@ -49,6 +49,7 @@ MODEL_PAGES: dict[str, tuple[str, str, dict[str, tuple[str, ...]]]] = {
         "are its sections. `millrace run FILE --dry-run` explains a file and starts nothing.",
         {
             "The run": ("services.protocol.run.orchestrator",),
+            "Sampling": ("services.protocol.run.sampling",),
             "Schedule": ("services.protocol.run.schedule",),
             "Algorithm": (
                 "services.protocol.run.algorithm",

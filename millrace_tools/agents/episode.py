@@ -33,8 +33,9 @@ class Episode:
             in words, and for the path of its JSON file.
         url: of the router.
         folder: of its files: `task.json`, `stdout`, `stderr`, and `result.json`, which the program
-            may write: `{"reward": 1.0}`, or `{"text": "an answer to be graded"}`. A program in a
-            container sees the folder `shared` in it, with the two files in JSON.
+            may write: `{"reward": 1.0}`, or `{"text": "an answer to be graded"}`, or the name of
+            the run's `grader` for it. A program in a container sees the folder `shared` in it, with
+            the two files in JSON.
         containers: to run it in one of them, None for none.
     """
 
@@ -47,7 +48,7 @@ class Episode:
         folder: Path,
         containers: Containers | None = None,
     ) -> None:
-        self._folder, self._containers = folder, containers
+        self._folder, self._containers, self._graders = folder, containers, work.graders
         folder.mkdir(parents=True)
         self._shared = folder if containers is None else _open_to_all(folder / "shared")
         task = self._shared / _TASK_FILE
@@ -118,6 +119,9 @@ class Episode:
         try:
             content = _content(self._shared / _RESULT_FILE)
             ending = SessionEnding.from_data(json.loads(content), source=_RESULT_FILE)
+            if ending.grader is not None and ending.grader not in self._graders:
+                fix = f"The run has {', '.join(self._graders) or 'none'}."
+                raise InvalidInput("grader", ending.grader, fix)
         except FileNotFoundError:
             return {}  # the grader of the task looks at the last answer
         except (OSError, ValueError, RecursionError, InvalidInput) as error:

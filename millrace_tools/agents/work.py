@@ -1,6 +1,6 @@
 """Sessions that a router offers, as an agent's runner takes and ends them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -23,11 +23,13 @@ class Work:
         session: its id, which is the API key of its calls.
         task: all that the agent is told.
         model: that answers.
+        graders: names of those of which the program may choose one.
     """
 
     session: str
     task: dict[str, Any]
     model: str
+    graders: Sequence[str] = ()
 
     @property
     def prompt(self) -> str:
@@ -60,7 +62,8 @@ class Offers:
             taken = self._post("/v1/sessions/take", asked, wait_s).json()
         if taken["session"] is None:
             return None
-        return Work(taken["session"]["id"], taken["task"], taken["model"])
+        graders = taken.get("graders", ())
+        return Work(taken["session"]["id"], taken["task"], taken["model"], graders)
 
     def end(self, session: str, ending: dict[str, Any]) -> bool:
         """Tell how a session ended; False if it has ended without us.

@@ -15,7 +15,7 @@ from services.orchestrator.rollout.environment_process import EnvironmentProcess
 from services.orchestrator.rollout.rollout import RolloutFailed
 from services.orchestrator.tasks.task_table import TaskTable
 from services.protocol.errors import InvalidInput
-from services.protocol.reward.grader import MathsGrader
+from services.protocol.reward.grader import MathsGrader, with_question
 from services.protocol.reward.reward_service import ScoreJob
 from services.protocol.reward.reward_sum import reward_sum
 from services.protocol.router import SESSION_HEADER
@@ -90,7 +90,11 @@ class Subject:
     ) -> None:
         self._run, self._policy, self.scoring = run, policy, scoring
         self._timeout_s = timeout_s
-        self._agent = AgentPlayer(agent, at_once=at_once, timeout_s=timeout_s) if agent else None
+        self._agent = (
+            AgentPlayer(agent, at_once=at_once, timeout_s=timeout_s, graders=run.graders)
+            if agent
+            else None
+        )
         self.episodes, self.has_agent = 0, bool(agent)
         self._seeds = itertools.count()
         self._slots = asyncio.Semaphore(at_once)
@@ -186,8 +190,10 @@ class Subject:
         heard = self._policy.heard(episode)
         if not heard.calls:
             raise RolloutFailed("environment_never_called", "the program made no call")
-        if "text" in ending or ("reward" not in ending and heard.reward is None):
-            return await self._graded(task, str(ending.get("text", heard.said)))
+        asks = {"text", "grader"} & ending.keys()
+        if asks or ("reward" not in ending and heard.reward is None):
+            text = str(ending.get("text", heard.said))
+            return await self._graded(task, text, named=ending.get("grader"))
         return float(ending.get("reward", 0.0)) + (heard.reward or 0.0)
 
     async def _answer(self, task: Task, episode: str) -> str:
@@ -200,10 +206,12 @@ class Subject:
             raise RolloutFailed(f"http_{answer.status_code}", answer.text[:300])
         return str(answer.json()["choices"][0]["message"]["content"] or "")
 
-    async def _graded(self, task: Task, text: str) -> float:
-        if task.grader is None:
+    async def _graded(self, task: Task, text: str, *, named: str | None = None) -> float:
+        grader = self._run.graders[named] if named else task.grader
+        grader = with_question(grader, task.question)
+        if grader is None:
             raise RolloutFailed("environment_result", "a text, and the task has no grader for it")
-        job = ScoreJob(job_id=task.task_id, completion=text, grader=task.grader)
+        job = ScoreJob(job_id=task.task_id, completion=text, grader=grader)
         (score,) = await self.scoring.score([job])
         if score.reward is None:
             raise RolloutFailed(score.verdict.value, score.detail)

@@ -154,6 +154,7 @@ class RouterMetrics:
     )
     sessions_dropped = _counter("router_sessions_dropped", "Records dropped unread", "reason")
     sessions_not_written = _counter("router_sessions_not_written", "Failed writes to sessions_dir")
+    rewards_refused = _counter("router_rewards_refused", "Rewards that no session took", "reason")
     backend_up = _gauge("router_backend_up", "1 while an external backend answers", "backend")
     recorded_sessions = _gauge("router_recorded_sessions", "Sessions whose calls are kept")
     recorded_tokens = _gauge("router_recorded_tokens", "Token ids kept of recorded sessions")

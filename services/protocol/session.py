@@ -76,6 +76,7 @@ class SessionOffer(StrictModel):
             those that the trainer computes.
         max_tokens: bound of each answer.
         seed: of the first answer; each later one has the next.
+        graders: names of the run's graders, of which the agent may choose one at the end.
         live: the agent that took it has a use of its own for the session: it stays with the agent,
             until it is idle, when the run deletes it before its end.
     """
@@ -87,7 +88,13 @@ class SessionOffer(StrictModel):
     sampling: dict[str, int | float] = Field(default={})
     max_tokens: int = Field(ge=1)
     seed: int = Field(default=0, ge=0)
+    graders: list[str] = Field(default=[])
     live: bool = False
+
+    @property
+    def task_id(self) -> str | None:
+        """Of the task; None for one without."""
+        return self.task.get("task_id")
 
 
 class SessionTrajectory(_Answer):
@@ -149,24 +156,34 @@ Reward = Annotated[float, Field(strict=True)]
 
 
 class SessionEnding(StrictModel):
-    """How an episode ended, as its player says; at most one of the three.
+    """How an episode ended, as its player says; at most one of reward, text and failure.
 
     Attributes:
         reward: of the episode, on top of rewards before its end.
-        text: an answer that the task's grader shall grade.
+        text: an answer to be graded.
         failure: why there is no result; it is never a reward.
+        grader: which of the offer's graders shall grade the text, or without one the last answer;
+            None: the task's own.
     """
 
     reward: Reward | None = None
     text: str | None = Field(default=None, max_length=1 << 20)
     failure: str | None = Field(default=None, min_length=1, max_length=500)
+    grader: str | None = Field(default=None, min_length=1, max_length=40)
 
     @model_validator(mode="after")
     def _is_one(self) -> Self:
         given = [name for name in ("reward", "text", "failure") if getattr(self, name) is not None]
         if len(given) > 1:
             raise wrong_field(given[1], getattr(self, given[1]), f"Leave it or {given[0]} out.")
+        if self.grader is not None and given not in ([], ["text"]):
+            raise wrong_field("grader", self.grader, f"It gives the reward: leave {given[0]} out.")
         return self
+
+    @property
+    def is_graded(self) -> bool:
+        """Whether it has a reward, or will have one from a grader that it asks for."""
+        return (self.reward, self.text, self.grader) != (None, None, None)
 
 
 class SessionSummary(_Answer):
@@ -180,6 +197,7 @@ class SessionSummary(_Answer):
         reward: what `finish` said, on top of rewards before it; None for nothing.
         turn_rewards: rewards before its end, by the number of the newest call then, 0 for none.
         text: the answer that `finish` gave to be graded.
+        grader: that `finish` named.
         failure: why there is no result, as `finish` said.
         offer: see `OfferState`.
         cursor: place in the order of finishing, to list from; None while it is open.
@@ -202,6 +220,7 @@ class SessionSummary(_Answer):
     reward: float | None
     turn_rewards: dict[int, float] = {}
     text: str | None = None
+    grader: str | None = None
     failure: str | None = None
     offer: OfferState = "none"
     cursor: int | None
@@ -248,12 +267,14 @@ class SessionTaken(_Answer):
             time.
         task: see `SessionOffer`.
         model: the name to ask for, if the agent wants to know.
+        graders: see `SessionOffer`.
     """
 
     object: Literal["session.taken"] = "session.taken"
     session: SessionSummary | None = None
     task: dict[str, Any] | None = None
     model: str | None = None
+    graders: list[str] = []
 
 
 class SessionInterrupted(_Answer):

@@ -39,8 +39,12 @@ ended(reward=float(len(said) == 0))
 ROWS = [graded(n, "exact", expected=f"k{1000 + 37 * n}") for n in range(3)]
 
 
-def audited(folder: Path, ending: str, **options: Any) -> tuple[int, dict[str, Any], str]:
+def audited(
+    folder: Path, ending: str, *, more: str = "", **options: Any
+) -> tuple[int, dict[str, Any], str]:
     run_file(folder, "external", ROWS)
+    with (folder / "run.yaml").open("a") as file:
+        file.write(more)
     (folder / "agent.py").write_text(AGENT + ending)
     command = f"{sys.executable} -S {folder / 'agent.py'} {{prompt}}"
     return audit_of(folder, **{"agent": command, "episodes": 6, "timeout": 600, **options})
@@ -67,6 +71,13 @@ def test_a_planted_defect_is_found(tmp_path: Path, ending: str, check: str, word
     assert status == 1, said
     assert found[check]["verdict"] == "fail", said
     assert words in found[check]["evidence"]
+
+
+@pytest.mark.slow
+def test_the_grader_that_a_program_names_is_the_one_that_is_audited(tmp_path: Path) -> None:
+    more = "graders: {anything: {kind: regex, pattern: '.*'}}\n"
+    status, found, said = audited(tmp_path, 'ask()\nended(grader="anything")', more=more)
+    assert (status, found["reward.worthless"]["verdict"]) == (1, "fail"), said
 
 
 def test_a_run_of_agents_needs_a_program_and_no_other_run_takes_one(tmp_path: Path) -> None:

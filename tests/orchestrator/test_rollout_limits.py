@@ -13,22 +13,31 @@ from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.rollout.environment_process import EnvironmentProcess
 from services.orchestrator.rollout.episodes import EpisodeSampler
 from services.orchestrator.rollout.limits import LimitReached, RolloutLimits, limited
+from services.orchestrator.rollout.outside_agents import OutsideAgents
 from services.orchestrator.rollout.rollout import RolloutFailed, RolloutRequest
 from services.orchestrator.rollout.session_client import SessionClient
 from services.protocol.run.orchestrator import RunConfig, RunState
-from services.protocol.session import SessionSummary
+from services.protocol.session import OfferState, SessionSummary
 from tests.orchestrator.random_schedule import RandomSchedule, play
 from tests.orchestrator.simulated_cluster import Weather
 from tests.orchestrator.virtual_clock import run_virtually
 
 HOUR = 3600.0
-DEFAULTS = RolloutLimits(total_s=None, progress_s=600.0)
+DEFAULTS = RolloutLimits(total_s=None, progress_s=600.0, taken_s=2 * HOUR)
+KEYS: dict[str, Any] = {"name": "x", "model": "m", "steps": 1, "batch_groups": 1}
 
 
-def test_a_run_file_without_limits_has_one_on_progress_alone() -> None:
-    keys: dict[str, Any] = {"name": "x", "task_file": "t", "model": "m", "steps": 1}
-    run = RunConfig.model_validate(keys | {"batch_groups": 1, "group_size": 2})
+def test_a_run_file_without_limits_has_one_on_progress_and_one_on_episodes_that_were_taken() -> (
+    None
+):
+    run = RunConfig.model_validate(KEYS | {"task_file": "t", "group_size": 2})
     assert RolloutLimits.of(run) == DEFAULTS
+
+
+def test_the_conversation_of_a_live_agent_has_no_deadline() -> None:
+    live = {"environment": "live", "algorithm": {"advantage": "reinforce_plus_plus"}}
+    run = RunConfig.model_validate(KEYS | live | {"group_size": 1})
+    assert RolloutLimits.of(run).taken_s is None
 
 
 def ended(limits: RolloutLimits, signs: list[float]) -> tuple[str, float]:
@@ -78,8 +87,16 @@ REQUEST = RolloutRequest(
 )
 
 
-def _activity(calls: Callable[[float], tuple[int, int]]) -> Any:
-    """As `SessionClient.activity`, with calls by virtual time; fewer than none: no router."""
+def _activity(calls: Callable[[float], tuple[int, int]], taken_at: float | None = None) -> Any:
+    """As `SessionClient.activity`, with calls by virtual time; fewer than none: no router.
+
+    `taken_at` is when an agent takes it, None for an episode that is not offered.
+    """
+
+    def offer() -> OfferState:
+        if taken_at is None:
+            return "none"
+        return "waiting" if time.monotonic() < taken_at else "taken"
 
     async def activity(_: SessionClient, name: str) -> SessionSummary:
         made, open_calls = calls(time.monotonic())
@@ -98,17 +115,20 @@ def _activity(calls: Callable[[float], tuple[int, int]]) -> Any:
             tokens=0,
             trajectory_count=0,
             trajectory_tokens=0,
+            offer=offer(),
         )
 
     return activity
 
 
-def episode_ended(calls: Callable[[float], tuple[int, int]]) -> tuple[str, float]:
+def episode_ended(
+    calls: Callable[[float], tuple[int, int]], taken_at: float | None = None
+) -> tuple[str, float]:
     """Why and when an episode that never ends is given up; `calls` says how many it has made by a
     time, and how many are open."""
-    sampler = EpisodeSampler(
-        OrchestratorConfig(), player=EnvironmentProcess("e.py:r"), model="m", run_id="r"
-    )
+    environment = EnvironmentProcess("e.py:r")
+    player = environment if taken_at is None else OutsideAgents(OrchestratorConfig(), "r")
+    sampler = EpisodeSampler(OrchestratorConfig(), player=player, model="m", run_id="r")
 
     async def episode() -> tuple[str, float]:
         async def forever(_: object) -> dict[str, Any]:
@@ -116,7 +136,7 @@ def episode_ended(calls: Callable[[float], tuple[int, int]]) -> tuple[str, float
             raise AssertionError
 
         with (
-            mock.patch.object(SessionClient, "activity", _activity(calls)),
+            mock.patch.object(SessionClient, "activity", _activity(calls, taken_at)),
             mock.patch.object(sampler, "_http", object()),
             mock.patch.object(sampler._player, "run", forever),
         ):
@@ -133,6 +153,12 @@ def test_an_episode_with_an_open_call_makes_progress_for_as_long_as_the_router_l
     reason, at = episode_ended(lambda now: (1, int(now < 5 * HOUR)))
     assert reason == "environment_stalled"
     assert 5 * HOUR < at < 5 * HOUR + 600.0 + 150.0
+
+
+def test_an_episode_that_an_agent_took_and_never_ends_has_a_deadline_from_the_taking() -> None:
+    reason, at = episode_ended(lambda now: (int(now // 60.0), 1), taken_at=550.0)
+    assert reason == "agent_timeout"
+    assert 550.0 + 2 * HOUR <= at <= 550.0 + 150.0 + 2 * HOUR
 
 
 def test_an_episode_that_calls_the_policy_now_and_then_makes_progress() -> None:

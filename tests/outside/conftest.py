@@ -1,7 +1,8 @@
 """A router in this process, the sampler of a run, and agents that know neither."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 
 import pytest
 
@@ -10,6 +11,7 @@ from services.orchestrator.rollout.episodes import EpisodeSampler
 from services.orchestrator.rollout.limits import RolloutLimits
 from services.orchestrator.rollout.outside_agents import OutsideAgents
 from services.orchestrator.rollout.rollout import RolloutRequest
+from services.protocol.reward.grader import AnyGrader
 from services.protocol.run.task import Task
 from tests.router.conftest import MODEL, Cluster
 
@@ -25,9 +27,11 @@ async def cluster() -> AsyncIterator[Cluster]:
 
 
 @asynccontextmanager
-async def sampler(cluster: Cluster) -> AsyncIterator[EpisodeSampler]:
+async def sampler(
+    cluster: Cluster, graders: Mapping[str, AnyGrader] = MappingProxyType({}), *, live: bool = False
+) -> AsyncIterator[EpisodeSampler]:
     config = OrchestratorConfig(router_url=cluster.url)
-    agents = OutsideAgents(config, RUN)
+    agents = OutsideAgents(config, RUN, graders, live=live)
     async with EpisodeSampler(config, player=agents, model=MODEL, run_id=RUN) as rollouts:
         yield rollouts
 

@@ -104,8 +104,12 @@ async def test_a_plain_program_plays_an_episode_and_its_result_trains(cluster, t
             "import os; open(os.environ['MILLRACE_RESULT'], 'w').write('[' * 100000)",
             "cannot be used",
         ),
+        (
+            "import os; open(os.environ['MILLRACE_RESULT'], 'w').write('{\"grader\": \"mine\"}')",
+            "The run has none",
+        ),
     ],
-    ids=["fails", "hangs", "garbles", "no number", "nests"],
+    ids=["fails", "hangs", "garbles", "no number", "nests", "names an unknown grader"],
 )
 async def test_a_program_that_fails_is_named_and_never_a_reward(cluster, tmp_path, code, why):
     _, failed, (status, written) = await played(

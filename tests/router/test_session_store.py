@@ -116,7 +116,7 @@ def test_rewards_of_turns_that_add_up_to_one_make_one():
     store.end(session.id, store.begin(session, now=0.0).number, _call(4), now=0.0)
     store.add_reward(session, 0.2, now=0.0)
     store.finish(session, SessionEnding(reward=0.1), now=1.0, wall=1.0)
-    assert session.reward == 1.0
+    assert session.ending.reward == 1.0
 
 
 def test_rewards_before_the_end_are_kept_by_the_newest_call_then():

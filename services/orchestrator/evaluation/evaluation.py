@@ -19,6 +19,7 @@ from services.orchestrator.rollout.rollout import (
     sampling_seed,
 )
 from services.orchestrator.rollout.scoring import Scorer, finite, known, weighed
+from services.protocol.reward.grader import AnyGrader
 from services.protocol.reward.reward_service import Score, ScoreJob
 from services.protocol.run.evaluation import Evaluation, EvaluationConfig
 from services.protocol.run.task import Task
@@ -111,11 +112,19 @@ class Evaluator:
         assert request.task is not None
         asked = _Asked(task=request.task)
 
-        def arrived(index: int, trajectory: Trajectory, score: Score | None = None, /) -> None:
+        def arrived(
+            index: int,
+            trajectory: Trajectory,
+            score: Score | None = None,
+            /,
+            *,
+            grader: AnyGrader | None = None,
+        ) -> None:
             asked.tokens += sum(trajectory.loss_mask)
             asked.versions |= {span.version for span in trajectory.spans}
             asked.trajectories[index] = trajectory
-            asked.scores[index] = self._score(request, index, trajectory, score)
+            scored = known(score) if score else self._score(request, index, trajectory, grader)
+            asked.scores[index] = scored
 
         async with self._slots:
             try:
@@ -131,14 +140,17 @@ class Evaluator:
         return asked
 
     def _score(
-        self, request: RolloutRequest, index: int, trajectory: Trajectory, score: Score | None
+        self,
+        request: RolloutRequest,
+        index: int,
+        trajectory: Trajectory,
+        grader: AnyGrader | None,
     ) -> asyncio.Future[Score]:
-        if score is not None:
-            return known(score)
         assert request.task is not None
-        assert request.task.grader is not None, "checked when the tasks were read"
+        grader = grader or request.task.grader
+        assert grader is not None, "checked when the tasks were read"
         place = request.session.removeprefix(f"{self._run_id}-")
-        name, grader = f"{self._run_id}/{place}/{index}", request.task.grader
+        name = f"{self._run_id}/{place}/{index}"
         return self._scorer.submit(ScoreJob(job_id=name, completion=trajectory.text, grader=grader))
 
 

@@ -25,6 +25,7 @@ from services.orchestrator.rollout.rollout import (
 )
 from services.orchestrator.rollout.scoring import BatchBarrier, Scorer, finite, known, weighed
 from services.orchestrator.rollout.teacher import Teacher, TeacherFailed
+from services.protocol.reward.grader import AnyGrader
 from services.protocol.reward.reward_service import Score, ScoreJob, Verdict
 from services.protocol.run.algorithm import AlgorithmConfig
 from services.protocol.run.task import Task
@@ -47,6 +48,7 @@ class Answers:
         teacher: is asked about each trajectory as it arrives; None without one.
         arrived: choice, trajectory and, once it was sent, its score.
         taught: what the teacher was asked, in the same order; empty without one.
+        graders: that grade a choice in place of the task's, by choice.
         tokens: sampled tokens so far.
     """
 
@@ -63,14 +65,25 @@ class Answers:
         default_factory=list
     )
     taught: list[asyncio.Task[tuple[float, ...]]] = field(default_factory=list)
+    graders: dict[int, AnyGrader] = field(default_factory=dict)
     tokens: int = 0
 
-    def add(self, index: int, trajectory: Trajectory, score: Score | None = None) -> int:
-        """Take choice `index`; without a score, and without a barrier, it is sent to be graded.
+    def add(
+        self,
+        index: int,
+        trajectory: Trajectory,
+        score: Score | None = None,
+        *,
+        grader: AnyGrader | None = None,
+    ) -> int:
+        """Take choice `index`; without a score, and without a barrier, it is sent to be graded, by
+        the task's grader or a given one.
 
         Returns the tokens that were sampled for it.
         """
         future = None
+        if grader is not None:
+            self.graders[index] = grader
         if score is not None:
             future = known(score)
         elif not self.barrier:
@@ -146,13 +159,14 @@ class Answers:
         return graded, ungraded
 
     def _submit(self, index: int, trajectory: Trajectory) -> asyncio.Future[Score]:
-        assert self.task.grader is not None, "checked when the tasks were read"
+        grader = self.graders.get(index, self.task.grader)
+        assert grader is not None, "checked when the tasks were read"
         name = f"{self.run_id}/{self.name}/{index}"
         span = tracing.begin("score", self.trace, trajectory=index)
         job = ScoreJob(
             job_id=name,
             completion=trajectory.text,
-            grader=self.task.grader,
+            grader=grader,
             trace=span.traceparent,
         )
         scored = self.scorer.submit(job)
@@ -239,10 +253,17 @@ class Attempts:
             teacher=self.teacher,
         )
 
-        def arrived(index: int, trajectory: Trajectory, score: Score | None = None, /) -> None:
+        def arrived(
+            index: int,
+            trajectory: Trajectory,
+            score: Score | None = None,
+            /,
+            *,
+            grader: AnyGrader | None = None,
+        ) -> None:
             if rolling.answers is not answers:
                 return  # an episode that ended as the attempt was given up
-            tokens = answers.add(index, trajectory, score)
+            tokens = answers.add(index, trajectory, score, grader=grader)
             arrivals.append((time.time(), trajectory))
             progress.tokens_arrived += tokens
             progress.lengths.sampled(tokens)

@@ -2,6 +2,7 @@
 recorded sessions."""
 
 import asyncio
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -24,9 +25,11 @@ from services.orchestrator.rollout.rollout import (
 )
 from services.orchestrator.rollout.router_calls import interrupt_session
 from services.orchestrator.rollout.session_client import SessionClient
+from services.protocol.reward.grader import AnyGrader, with_question
 from services.protocol.reward.reward_service import Score, Verdict
 from services.protocol.reward.reward_sum import reward_sum
 from services.protocol.router import SESSION_HEADER
+from services.protocol.run.task import Task
 from services.protocol.session import SessionOffer, SessionSummary
 from services.side_by_side import cancel, running
 
@@ -63,9 +66,10 @@ class EpisodePlayer(Protocol):
 
     async def run(self, episode: dict[str, Any]) -> dict[str, Any]:
         """Play one episode to its `{"reward": number}`, `{"rewards": {name: number}}`,
-        `{"text": text}` for the task's grader, or `{}` if the grader shall have its last answer.
-        Beside a reward, `turns` has those of its parts that came before the end, by the number of
-        the newest call then; or `of_calls` those of all calls.
+        `{"text": text}` for the task's grader, or `{}` if the grader shall have its last answer;
+        with `grader`, that one shall have it. Beside a reward, `turns` has those of its parts that
+        came before the end, by the number of the newest call then; or `of_calls` those of all
+        calls.
 
         It has no deadline; a cancelled call ends the episode.
 
@@ -213,18 +217,25 @@ class EpisodeSampler:
         if failure is None and len(outcome.get("of_calls", ())) not in (0, played.calls):
             problem = f"it has rewards of {len(outcome['of_calls'])} calls and made {played.calls}"
             failure = RolloutFailed("environment_result", problem)
-        if failure is None and not outcome:
-            outcome = {"text": trajectories[-1].text}
-        if failure is None and "text" in outcome and request.task.grader is None:
+        if failure is None and not outcome.keys() - {"grader"}:
+            outcome |= {"text": trajectories[-1].text}
+        chosen = self._chosen(request.task, outcome)
+        if failure is None and "text" in outcome and not (chosen or request.task.grader):
             problem = "it ended with a text, or with nothing, and the task has no grader for it"
             failure = RolloutFailed("environment_result", problem)
         for trajectory, turns in zip(trajectories, played.turns, strict=True):
             if failure is None and "text" in outcome:
-                arrived(index, replace(trajectory, text=outcome["text"]))
+                arrived(index, replace(trajectory, text=outcome["text"]), **chosen)
             else:
                 score = _score(request, outcome, failure)
                 arrived(index, trajectory, replace(score, returns=_returns(outcome, turns)))
         return failure
+
+    def _chosen(self, task: Task, outcome: dict[str, Any]) -> dict[str, AnyGrader]:
+        """The grader that an outcome names; the task of a live agent is not known."""
+        grader = outcome.get("grader")
+        told = grader if self._player.live else with_question(grader, task.question)
+        return {} if told is None else {"grader": told}
 
     async def _played(
         self, episode: dict[str, Any], session: str, request: RolloutRequest
@@ -232,8 +243,8 @@ class EpisodeSampler:
         """The outcome of an episode, within its limits."""
         seen: list[SessionSummary] = []
         try:
-            async with limited(request.limits) as progressed:
-                watch = self._watch(session, request, progressed, seen)
+            async with asyncio.timeout(None) as taken, limited(request.limits) as progressed:
+                watch = self._watch(session, request, progressed, taken, seen)
                 async with running(watch, name="episode_watch"):
                     return await self._player.run(episode)
         except LimitReached as limit:
@@ -241,24 +252,34 @@ class EpisodeSampler:
             late = limit.reason == "deadline"
             reason = "environment_timeout" if late else self._player.given_up(last)
             raise RolloutFailed(reason, f"no result: {limit}") from None
+        except TimeoutError:
+            if not taken.expired():
+                raise
+            problem = f"not ended {request.limits.taken_s:g} s after an agent took it"
+            raise RolloutFailed("agent_timeout", problem) from None
 
     async def _watch(
         self,
         session: str,
         request: RolloutRequest,
         progressed: Callable[[], None],
+        taken: asyncio.Timeout,
         looks: list[SessionSummary],
     ) -> None:
         """Look at the episode's session now and then: a call that is open there, which the router
-        ends by its own deadlines, or that is new is progress."""
+        ends by its own deadlines, or that is new is progress; no progress moves the deadline of
+        an episode that was taken."""
         sessions, calls, offer = self._sessions, 0, "none"
+        longest_s = request.limits.taken_s
         while True:
-            await asyncio.sleep(request.limits.progress_s / _LOOKS)
+            await asyncio.sleep(min(request.limits.progress_s, longest_s or math.inf) / _LOOKS)
             try:
                 seen = await sessions.activity(session)
             except RolloutFailed:  # the router is away, and so is any progress
                 continue
             looks[:] = [seen]
+            if seen.offer == "taken" and taken.when() is None and longest_s is not None:
+                taken.reschedule(asyncio.get_running_loop().time() + longest_s)
             made = sum(seen.calls.values()) + seen.unrecorded_calls
             waits = self._player.live and seen.offer == "waiting"
             if seen.open_calls or waits or (made, seen.offer) != (calls, offer):

@@ -16,15 +16,22 @@ class RolloutLimits:
     Attributes:
         total_s: of the whole; None: there is none.
         progress_s: longest without a sign of progress.
+        taken_s: of an episode, from when an agent outside took it; None: there is none.
     """
 
     total_s: float | None
     progress_s: float
+    taken_s: float | None = None
 
     @classmethod
     def of(cls, run: RunConfig) -> Self:
         """Those that a run file sets."""
-        return cls(total_s=run.rollout_timeout_s, progress_s=run.rollout_progress_timeout_s)
+        return cls(
+            total_s=run.rollout_timeout_s,
+            progress_s=run.rollout_progress_timeout_s,
+            # A live conversation is its user's; the run's staleness ends what it waits for.
+            taken_s=None if run.is_live else run.episode_timeout_s,
+        )
 
     @property
     def longest_quiet_s(self) -> float:

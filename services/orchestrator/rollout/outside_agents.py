@@ -2,7 +2,9 @@
 
 import asyncio
 import time
+from collections.abc import Mapping
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 
 import aiohttp
@@ -11,6 +13,7 @@ from services.observability.log import Log
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.rollout.rollout import RolloutFailed
 from services.orchestrator.rollout.session_client import SessionClient
+from services.protocol.reward.grader import AnyGrader
 from services.protocol.router import SESSION_HEADER
 from services.protocol.session import SessionOffer, SessionSummary
 from services.side_by_side import cancel
@@ -20,17 +23,38 @@ _PAUSE_S = 1.0
 _BEFORE_S = 60.0
 """Sessions that finished so long before the start are looked at: clocks of hosts differ."""
 
-OF_AGENTS = {"agent_abandoned", "agent_failed", "environment_never_called", "environment_result"}
+OF_AGENTS = {
+    "agent_abandoned",
+    "agent_failed",
+    "agent_timeout",
+    "environment_never_called",
+    "environment_result",
+}
 """Reasons for which an episode fails with no fault of the cluster."""
 
 _log = Log("orchestrator")
 
 
 class OutsideAgents:
-    """Plays episodes by having agents play them; see `EpisodePlayer`."""
+    """Plays episodes by having agents play them; see `EpisodePlayer`.
 
-    def __init__(self, config: OrchestratorConfig, run_id: str, *, live: bool = False) -> None:
+    Args:
+        config: where the router is.
+        run_id: by which agents may ask for its sessions.
+        graders: of which an agent may name one at the end.
+        live: see `EpisodePlayer`.
+    """
+
+    def __init__(
+        self,
+        config: OrchestratorConfig,
+        run_id: str,
+        graders: Mapping[str, AnyGrader] = MappingProxyType({}),
+        *,
+        live: bool = False,
+    ) -> None:
         self._config, self._run_id, self.live = config, run_id, live
+        self._graders = graders
         self._open: dict[str, asyncio.Future[SessionSummary]] = {}
         self._http: aiohttp.ClientSession | None = None
         self._sessions: SessionClient | None = None
@@ -64,6 +88,7 @@ class OutsideAgents:
             sampling=sampling,
             max_tokens=episode["max_tokens"],
             seed=episode["seed"],
+            graders=list(self._graders),
             live=self.live,
         )
 
@@ -83,8 +108,13 @@ class OutsideAgents:
             del self._open[session]
         if ended.failure is not None:
             raise RolloutFailed("agent_failed", ended.failure)
-        if ended.text is not None:
-            return {"text": ended.text}
+        outcome: dict[str, Any] = {} if ended.text is None else {"text": ended.text}
+        if ended.grader is not None:
+            if ended.grader not in self._graders:  # it was offered before the run was resumed
+                raise RolloutFailed("environment_result", f"no grader is named {ended.grader!r}")
+            outcome["grader"] = self._graders[ended.grader]
+        if outcome:
+            return outcome
         if ended.reward is None:
             return {}
         return {"reward": ended.reward, "turns": ended.turn_rewards}

@@ -16,6 +16,7 @@ from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.failures import one_line
 from services.orchestrator.rollout.limits import LimitReached, RolloutLimits, limited
 from services.orchestrator.rollout.router_calls import interrupt_session
+from services.protocol.reward.grader import AnyGrader
 from services.protocol.reward.reward_service import Score
 from services.protocol.router import (
     MIN_VERSION_HEADER,
@@ -48,8 +49,16 @@ those that the trainer computes."""
 class Arrived(Protocol):
     """Called with the index of a choice and its trajectory as soon as it is finished."""
 
-    def __call__(self, index: int, trajectory: Trajectory, score: Score | None = None, /) -> None:
-        """`score` is given if the rollout has one already."""
+    def __call__(
+        self,
+        index: int,
+        trajectory: Trajectory,
+        score: Score | None = None,
+        /,
+        *,
+        grader: AnyGrader | None = None,
+    ) -> None:
+        """`score` is given if the rollout has one already, `grader` if it is not the task's."""
 
 
 class Sampler(Protocol):

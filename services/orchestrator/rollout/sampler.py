@@ -63,7 +63,7 @@ def _sampler(
     if environment == GIVEN:
         return GivenAnswers(config, model=run.model)
     player: EpisodePlayer = (
-        OutsideAgents(config, run_id, live=run.is_live)
+        OutsideAgents(config, run_id, run.graders, live=run.is_live)
         if environment in (OUTSIDE, LIVE)
         else EnvironmentProcess(environment)
     )

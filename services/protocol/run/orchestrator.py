@@ -6,10 +6,12 @@ from typing import Any, Self
 
 from pydantic import BaseModel, Field, model_validator
 
+from services.protocol.reward.grader import Grader
 from services.protocol.run.algorithm import AlgorithmConfig
 from services.protocol.run.algorithm_preset import fill_in_run
 from services.protocol.run.determinism import unrepeatable
 from services.protocol.run.evaluation import DEFAULT_SET, Evaluation, EvaluationConfig
+from services.protocol.run.sampling import SamplingConfig
 from services.protocol.run.schedule import ScheduleConfig
 from services.protocol.run.stale_answers import uncorrected
 from services.protocol.run.task import (
@@ -18,24 +20,11 @@ from services.protocol.run.task import (
     LIVE,
     OUTSIDE,
     CurriculumConfig,
+    GraderName,
     TaskSource,
 )
 from services.protocol.run.tracker import TrackerConfig
 from services.protocol.strict import StrictModel, wrong_field
-
-
-class SamplingConfig(StrictModel):
-    """Sampling parameters. Truncating samplers are left out on purpose: the trainer
-    could not reproduce their probabilities.
-
-    Attributes:
-        temperature: divides the logits, in rollouts and in the trainer; the engine refuses
-            more than 2.
-        max_tokens: longest answer.
-    """
-
-    temperature: float = Field(default=1.0, gt=0, le=2)
-    max_tokens: int = Field(default=256, ge=1)
 
 
 class CheckpointConfig(StrictModel):
@@ -70,11 +59,15 @@ class RunConfig(StrictModel):
         rollout_progress_timeout_s: longest that the rollout of a group may be without progress,
             seconds: without a new token or answer, an open or new call of an environment, or a
             place in the router's queue, whose waits have deadlines of their own.
+        episode_timeout_s: longest that an agent outside may play an episode of `external` that it
+            took, seconds, whatever its progress.
         environment: in place of one answer a trajectory: `file.py:function` of an own
             `async def rollout(client, task)`, where a relative path counts from the run file; or
             `external`, for agents outside that take sessions and finish them; or `live`, for
             agents outside that have tasks of their own: without `task_file` or `tasks`, and
             with `group_size: 1`.
+        graders: by name, those of which an agent outside may choose one when it ends an episode,
+            in place of the task's own.
         curriculum: prefer tasks by their pass rate; None takes all alike.
         trackers: `tensorboard`, `wandb`, `mlflow`, by name or with options: where the figures
             of `metrics.jsonl` go as well.
@@ -92,7 +85,9 @@ class RunConfig(StrictModel):
     group_size: int = Field(ge=1)
     rollout_timeout_s: float | None = Field(default=None, gt=0)
     rollout_progress_timeout_s: float = Field(default=600.0, gt=0)
+    episode_timeout_s: float = Field(default=7200.0, gt=0)
     environment: str | None = Field(default=None, pattern=rf"^{LIVE}$|{ENVIRONMENT}")
+    graders: dict[GraderName, Grader] = Field(default={})
     schedule: ScheduleConfig = ScheduleConfig()
     sampling: SamplingConfig = SamplingConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
@@ -127,6 +122,9 @@ class RunConfig(StrictModel):
                 f"The prompts of {played[0]} are its own: a context goes with single answers only."
             )
             raise wrong_field("algorithm.distillation.context", taught.context, fix)
+        if self.graders and not {OUTSIDE, LIVE} & set(self.environments):
+            fix = "Only agents outside name them: `environment: external` or `live`, or none here."
+            raise wrong_field("graders", ", ".join(self.graders), fix)
         self._has_given_answers()
         self._can_repeat()
         known = [source.evaluation_set or DEFAULT_SET for source in self.task_sources]

@@ -1,7 +1,7 @@
 """Tasks: where a run takes them from, and which it prefers to learn from."""
 
 import re
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
@@ -41,6 +41,10 @@ GIVEN = "given"
 """The environment of tasks whose answers are given."""
 
 ENVIRONMENT = rf"^(?:{OUTSIDE}|.+\.py:[A-Za-z_]\w*)$"
+
+
+GraderName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,39}$")]
+"""Of a grader that an agent outside may choose."""
 
 
 class Task(StrictModel):
@@ -92,6 +96,13 @@ class Task(StrictModel):
         task = self.model_copy()
         task._source, task._environment = source, environment
         return task
+
+    @property
+    def question(self) -> str:
+        """The messages as a judge reads them."""
+        if not self.messages[1:]:
+            return self.messages[0].content
+        return "\n\n".join(f"{one.role}: {one.content}" for one in self.messages)
 
     @property
     def chat(self) -> list[dict[str, Any]]:
@@ -215,8 +226,7 @@ def task_of(row: Any, source: str, *, quote: bool) -> Task:
         task = Task.model_validate(row)
     except ValidationError as error:
         raise _problem(error, source, quote=quote) from None
-    asked = "\n\n".join(f"{one.role}: {one.content}" for one in task.messages)
-    told = with_question(task.grader, asked if task.messages[1:] else task.messages[0].content)
+    told = with_question(task.grader, task.question)
     return task if told is None else task.model_copy(update={"grader": told})
 
 

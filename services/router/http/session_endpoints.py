@@ -26,6 +26,8 @@ from services.router.errors import RequestFailed, bad_request
 from services.router.http.answer_endpoint import parsed
 from services.router.http.openapi import query
 from services.router.placement.interruptions import Interruptions
+from services.router.request.client_request import session_key
+from services.router.trajectories.refused_rewards import count_refused
 from services.router.trajectories.shared_sessions import SessionRecords
 from services.side_by_side import cancel
 
@@ -48,6 +50,7 @@ class _Take(StrictModel):
     """Body of POST /v1/sessions/take."""
 
     run: str | None = None
+    task_id: str | None = None
     wait_s: float = Field(default=0.0, ge=0)
 
 
@@ -65,7 +68,7 @@ class _Finish(SessionEnding):
     @property
     def ending(self) -> SessionEnding:
         """What it says of the session."""
-        return SessionEnding(reward=self.reward, text=self.text, failure=self.failure)
+        return SessionEnding(**self.model_dump(exclude={"return_trajectories"}))
 
 
 class _Interrupt(StrictModel):
@@ -133,7 +136,7 @@ def session_routes(
     @routes.post("/{name}/finish", response_model=either, openapi_extra=ended_by)
     async def finish(name: str, request: Request) -> Response:
         """Close a session, as `SessionEnding` says; again, it changes nothing."""
-        asked = _checked(_Finish, await _body(request, read_s))
+        asked = await _reward_of(_Finish, name, request, read_s)
         finished = await sessions.finish(name, asked.ending)
         forget_home(name)
         if asked.return_trajectories:
@@ -159,18 +162,18 @@ def _add_work(routes: APIRouter, sessions: SessionRecords, *, read_s: float) -> 
     async def take(request: Request) -> Response:
         """Give an agent the oldest session that is offered; wait for one if asked to."""
         asked = _checked(_Take, await _body(request, read_s))
-        taken = await sessions.take(asked.run)
+        taken = await sessions.take(asked.run, asked.task_id)
         # An agent that leaves while it waits has taken nothing.
         if taken.session is None and await _while_here(
-            request, sessions.until_offered(asked.run, asked.wait_s)
+            request, sessions.until_offered(asked.run, asked.wait_s, asked.task_id)
         ):
-            taken = await sessions.take(asked.run)
+            taken = await sessions.take(asked.run, asked.task_id)
         return _json(taken)
 
     @routes.post("/{name}/rewards", response_model=SessionSummary, openapi_extra=_body_of(_Reward))
     async def reward(name: str, request: Request) -> Response:
         """Count a reward before the end, as for a turn; the session's is the sum."""
-        asked = _checked(_Reward, await _body(request, read_s))
+        asked = await _reward_of(_Reward, name, request, read_s)
         return _json(await sessions.add_reward(name, asked.reward))
 
 
@@ -211,6 +214,23 @@ async def _body(request: Request, timeout_s: float) -> Any:
         request.receive, max_bytes=_MAX_BODY_BYTES, timeout_s=timeout_s, refused=RequestFailed
     )
     return parsed(raw) if raw else {}
+
+
+async def _reward_of(model: type[_Model], name: str, request: Request, timeout_s: float) -> _Model:
+    """The body of a request with a reward for the session `name`; one that is refused is counted.
+
+    Keys of the router stand before this; here is who shows the key of another session.
+    """
+    key = session_key(request.headers)
+    if key is not None and key != name:
+        count_refused("other_session")
+        message = "the key is that of another session: use its own, or a key of the router"
+        raise RequestFailed(403, "other_session", message, param="authorization")
+    try:
+        return _checked(model, await _body(request, timeout_s))
+    except RequestFailed:
+        count_refused("invalid")
+        raise
 
 
 def _checked(model: type[_Model], data: Any) -> _Model:

@@ -11,6 +11,7 @@ from services.router.http.batches import BATCH_PATH
 from services.router.http.forwarded import PATHS as FORWARDED
 from services.router.http.forwarded import TOKENIZER_INFO
 from services.router.request.client_request import PATHS
+from services.router.trajectories.refused_rewards import count_refused
 from services.router.trajectories.shared_sessions import SessionRecords
 
 _ANY = frozenset((*PATHS.values(), BATCH_PATH, *FORWARDED, TOKENIZER_INFO, "/v1/models"))
@@ -35,6 +36,8 @@ class SessionKeys:
             return False
         own, path = f"/v1/sessions/{shown}", scope["path"]
         if path not in (*_ANY, own, f"{own}/finish", f"{own}/rewards"):
+            if path.startswith("/v1/sessions/") and path.endswith(("/finish", "/rewards")):
+                count_refused("other_session")
             return False
         try:
             await self._sessions.get(shown, 0, 0)

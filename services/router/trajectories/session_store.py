@@ -21,7 +21,7 @@ from services.protocol.session import (
     SessionSummary,
 )
 from services.router.config import RouterConfig
-from services.router.errors import RequestFailed
+from services.router.errors import RequestFailed, bad_request
 from services.router.request.fixed_settings import FixedSettings
 from services.router.trajectories.history import History
 from services.router.trajectories.trajectory_tree import RecordedCall, TrajectoryTree
@@ -59,9 +59,7 @@ class Session:
     taken: bool = False
     begun: int = 0
     earned: dict[int, float] = field(default_factory=dict)
-    reward: float | None = None
-    text: str | None = None
-    failure: str | None = None
+    ending: SessionEnding = field(default_factory=SessionEnding)
     cursor: int | None = None
     calls: Counter[CallKind] = field(default_factory=Counter)
     open: dict[int, float] = field(default_factory=dict)
@@ -72,6 +70,11 @@ class Session:
     def state(self) -> SessionState:
         """Whether it takes calls."""
         return "open" if self.cursor is None else "finished"
+
+    @property
+    def graded(self) -> bool:
+        """Whether it has ended with a reward, or for a grader."""
+        return self.cursor is not None and self.ending.is_graded
 
     def fixed(self) -> FixedSettings | None:
         """What holds for its newest call."""
@@ -91,10 +94,8 @@ class Session:
             state=self.state,
             created=self.created,
             metadata=self.metadata,
-            reward=self.reward,
             turn_rewards=dict(self.earned),
-            text=self.text,
-            failure=self.failure,
+            **dict(self.ending),
             offer="none" if self.offer is None else "taken" if self.taken else "waiting",
             cursor=self.cursor,
             calls={str(kind): count for kind, count in self.calls.items()},
@@ -119,9 +120,9 @@ class SessionStore:
     """
 
     def __init__(
-        self, config: RouterConfig, forgotten: Callable[[str], None] = lambda name: None
+        self, config: RouterConfig, forgotten: Callable[[Session], None] = lambda session: None
     ) -> None:
-        """`forgotten` is called with the id of every session that is deleted or dropped."""
+        """`forgotten` is called with every session that is deleted or dropped."""
         self._config, self._forgotten = config, forgotten
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._finished: OrderedDict[int, Session] = OrderedDict()
@@ -183,11 +184,19 @@ class SessionStore:
         """A call of the session begins; with a history, it is to go on from recorded tokens.
 
         Raises:
-            RequestFailed: 409 `session_finished`.
+            RequestFailed: 409 `session_finished`, 429 `too_many_session_calls`.
         """
         if session.state == "finished":
             message = f"the session {session.id!r} is finished; make another with POST /v1/sessions"
             raise RequestFailed(409, "session_finished", message, param=SESSION_HEADER)
+        if len(session.open) >= self._config.max_open_calls:
+            message = (
+                f"the session {session.id!r} has {len(session.open)} open calls, as many as the "
+                "router's max_open_calls allows: wait for an answer, or raise it"
+            )
+            raise RequestFailed(
+                429, "too_many_session_calls", message, param=SESSION_HEADER, retry_after_s=1
+            )
         self._last_call += 1
         session.open[self._last_call] = now
         self._use(session, now)
@@ -216,11 +225,11 @@ class SessionStore:
             return None
         return self.record(session, call, now=now)
 
-    def offered(self, run: str | None) -> Session | None:
-        """The oldest session that is offered, of one run or any; None if there is none."""
+    def offered(self, run: str | None, task_id: str | None = None) -> Session | None:
+        """The oldest session that is offered, of one run and task or any; None: there is none."""
         for session in self._offers.values():
             assert session.offer is not None
-            if run in (None, session.offer.run):
+            if run in (None, session.offer.run) and task_id in (None, session.offer.task_id):
                 return session
         return None
 
@@ -249,7 +258,9 @@ class SessionStore:
             RequestFailed: 409 `session_finished`.
         """
         if session.state == "finished":
-            message = f"the session {session.id!r} is finished: its reward is {session.reward}"
+            message = (
+                f"the session {session.id!r} is finished: its reward is {session.ending.reward}"
+            )
             raise RequestFailed(409, "session_finished", message, param="reward")
         call = session.tree.calls
         session.earned[call] = reward + session.earned.get(call, 0.0)
@@ -259,25 +270,26 @@ class SessionStore:
         """Close a session; to finish it again, with the same or nothing to say, changes nothing.
 
         Raises:
-            RequestFailed: 409 `session_finished` with another end.
+            RequestFailed: 409 `session_finished` with another end, 400 for a grader that was not
+                offered.
         """
-        total = ending.reward
-        if session.earned and ending.failure is None and ending.text is None:
+        whole = ending
+        if session.earned and (ending.failure, ending.text, ending.grader) == (None, None, None):
             total = reward_sum((*session.earned.values(), ending.reward or 0.0))
+            whole = SessionEnding.model_construct(reward=total)
         if session.state == "finished":
-            if ending == SessionEnding() or (total, ending.text, ending.failure) == (
-                session.reward,
-                session.text,
-                session.failure,
-            ):
+            if ending == SessionEnding() or whole == session.ending:
                 return
-            message = f"the session {session.id!r} is finished with reward {session.reward}"
+            message = f"the session {session.id!r} is finished with reward {session.ending.reward}"
             raise RequestFailed(409, "session_finished", message, param="reward")
+        graders = session.offer.graders if session.offer else []
+        if ending.grader is not None and ending.grader not in graders:
+            known = ", ".join(graders) or "none: its run names them in `graders`"
+            raise bad_request(f"grader: {ending.grader!r} is not offered, but {known}", "grader")
         self._offers.pop(session.id, None)
-        session.text, session.failure = ending.text, ending.failure
         # Cursors are milliseconds, made unique: a restarted router goes on above them.
         self._last_cursor = max(self._last_cursor + 1, int(wall * 1000))
-        session.cursor, session.reward = self._last_cursor, total
+        session.cursor, session.ending = self._last_cursor, whole
         self._finished[session.cursor] = session
         self._use(session, now)
 
@@ -301,7 +313,7 @@ class SessionStore:
         if session.cursor is not None:
             del self._finished[session.cursor]
         self.tokens -= session.tree.tokens
-        self._forgotten(session.id)
+        self._forgotten(session)
 
     def expire(self, now: float) -> None:
         """Drop what has not been used for `session_idle_s`; an open call is use, for a day."""

@@ -4,6 +4,7 @@ import asyncio
 import re
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from services.router.trajectories.kept_sessions import (
     written,
 )
 from services.router.trajectories.news import News
+from services.router.trajectories.refused_rewards import EndedSessions
 from services.router.trajectories.session_store import CallStart, Session, SessionStore
 from services.router.trajectories.stored_responses import StoredResponses
 from services.router.trajectories.trajectory_tree import RecordedCall, Turn
@@ -52,7 +54,8 @@ class Sessions:
         self._config = config
         folder = config.sessions_dir
         self._kept = KeptSessions(Path(folder)) if folder is not None else None
-        self._store = SessionStore(config, self._kept.forget if self._kept else _nothing)
+        self._ended = EndedSessions(config.max_recorded_sessions)
+        self._store = SessionStore(config, self._forget)
         self._responses = StoredResponses(
             max_responses=config.max_stored_responses,
             max_bytes=config.max_stored_response_mb << 20,
@@ -72,8 +75,8 @@ class Sessions:
             history: its messages, if it is to go on from recorded tokens.
 
         Raises:
-            RequestFailed: 404 `session_not_found`, 409 `session_finished`, 400 for a name
-                under which no session can be recorded.
+            RequestFailed: 404 `session_not_found`, 409 `session_finished`, 429
+                `too_many_session_calls`, 400 for a name under which no session can be recorded.
         """
         if name is None:
             return None
@@ -115,21 +118,26 @@ class Sessions:
             self._offered.tell()
         return session.summary()
 
-    async def take(self, run: str | None) -> SessionTaken:
-        """Give the oldest offered session, of one run or any, to an agent that asks for work."""
-        session = self._store.offered(run)
+    async def take(self, run: str | None, task_id: str | None = None) -> SessionTaken:
+        """Give an agent that asks for work the oldest session that is offered, of one run and task
+        or any."""
+        session = self._store.offered(run, task_id)
         if session is None:
             return SessionTaken()
         self._store.take(session, now=time.monotonic())
         self._keep(session.id, "take")
         assert session.offer is not None
         offer = session.offer
-        return SessionTaken(session=session.summary(), task=offer.task, model=offer.model)
+        return SessionTaken(
+            session=session.summary(), task=offer.task, model=offer.model, graders=offer.graders
+        )
 
-    async def until_offered(self, run: str | None, wait_s: float) -> bool:
+    async def until_offered(
+        self, run: str | None, wait_s: float, task_id: str | None = None
+    ) -> bool:
         """Whether there is an offer for `take` in time: a wait that ends early takes nothing."""
         return await self._offered.wait_for(
-            lambda: self._store.offered(run) is not None, self._bounded(wait_s)
+            lambda: self._store.offered(run, task_id) is not None, self._bounded(wait_s)
         )
 
     async def offered_model(self, name: str | None) -> str | None:
@@ -143,8 +151,9 @@ class Sessions:
         Raises:
             RequestFailed: 404 `session_not_found`, 409 if it is finished.
         """
-        session = self._found(name)
-        self._store.add_reward(session, reward, now=time.monotonic())
+        with self._ended.counted(name, self._store.find(name), "late"):
+            session = self._found(name)
+            self._store.add_reward(session, reward, now=time.monotonic())
         self._keep(name, "add_reward", reward)
         return session.summary()
 
@@ -176,10 +185,13 @@ class Sessions:
         """Close a session.
 
         Raises:
-            RequestFailed: 404 `session_not_found`, 409 if it is finished with another end.
+            RequestFailed: 404 `session_not_found`, 409 if it is finished with another end, 400
+                for a grader that was not offered.
         """
-        session = self._found(name)
-        self._store.finish(session, ending, now=time.monotonic(), wall=time.time())
+        counted = self._ended.counted(name, self._store.find(name), "twice")
+        with counted if ending.is_graded else nullcontext():
+            session = self._found(name)
+            self._store.finish(session, ending, now=time.monotonic(), wall=time.time())
         self._keep(name, "finish", ending.model_dump(mode="json"))
         self._news.tell()
         return session.summary()
@@ -255,6 +267,11 @@ class Sessions:
         self._show()
         return session
 
+    def _forget(self, session: Session) -> None:
+        self._ended.add(session)
+        if self._kept is not None:
+            self._kept.forget(session.id)
+
     def _keep(self, name: str, *change: Any) -> None:
         """Write what happened to a session, if it was offered and still is here."""
         session = self._store.find(name)
@@ -307,10 +324,6 @@ class Sessions:
                 count - self._counted.get(reason, 0), {"reason": reason}
             )
             self._counted[reason] = count
-
-
-def _nothing(name: str) -> None:
-    """No session is kept."""
 
 
 def _check_size(leaves: Sequence[Turn], bound: int) -> None:

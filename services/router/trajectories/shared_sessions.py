@@ -59,14 +59,16 @@ class SharedSessions:
         """See `Sessions`."""
         return await self._ask("create", metadata, offer)
 
-    async def take(self, run: str | None) -> SessionTaken:
+    async def take(self, run: str | None, task_id: str | None = None) -> SessionTaken:
         """See `Sessions`."""
-        return await self._ask("take", run)
+        return await self._ask("take", run, task_id)
 
-    async def until_offered(self, run: str | None, wait_s: float) -> bool:
+    async def until_offered(
+        self, run: str | None, wait_s: float, task_id: str | None = None
+    ) -> bool:
         """See `Sessions`."""
         wait_s = min(wait_s, self._config.session_poll_max_s)
-        return await self._ask("until_offered", run, wait_s, extra_s=wait_s)
+        return await self._ask("until_offered", run, wait_s, task_id, extra_s=wait_s)
 
     async def offered_model(self, name: str | None) -> str | None:
         """See `Sessions`."""

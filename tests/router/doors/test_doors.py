@@ -1,14 +1,17 @@
 """Every door gives the same answer whole, streamed, and with its replica lost in the middle."""
 
+import asyncio
 import json
 from types import SimpleNamespace
 
 import pytest
 
+from services.observability.metrics import RouterMetrics
 from services.protocol.rollout_server import UNMASKED
 from services.router.answering.generate_request import generate_request
 from services.router.request.client_request import ClientRequest
 from services.router.request.fixed_settings import FixedSettings
+from services.side_by_side import cancel
 from tests.router.conftest import MODEL
 
 SAID = [{"role": "user", "content": "tell me\nsomething long"}]
@@ -287,3 +290,34 @@ async def test_sampling_parameters_that_are_none_are_the_replicas_to_judge(clust
     await cluster.start()
     refused = await _posted(cluster, "generate", sampling_params="x", stream=False)
     assert refused.status_code != 500
+
+
+@pytest.mark.parametrize("door", PATHS)
+async def test_a_session_that_floods_a_door_is_told_its_bound_and_counted(
+    cluster, fault, door, monkeypatch
+):
+    ended = []
+    counter = RouterMetrics.requests
+    monkeypatch.setattr(counter, "inc", lambda value=1, tags=None: ended.append(tags))
+    await cluster.start(replicas=1, max_open_calls=1)
+    session, other = [
+        (await cluster.http.post(f"{cluster.url}/v1/sessions")).json()["id"] for _ in range(2)
+    ]
+    cluster.faults.append(fault("stall", after=1))
+    asked = {"url": cluster.url + PATHS[door], "json": {"model": MODEL, **BODIES[door]}}
+    flooding = {"authorization": f"Bearer {session}"}
+    first = asyncio.create_task(cluster.http.post(**asked, headers=flooding))
+    await cluster.stalled()
+    refused = await cluster.http.post(**asked, headers=flooding)
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+    error = refused.json()["error"]
+    assert "has 1 open calls" in error["message"]
+    assert "max_open_calls" in error["message"]
+    if door == "messages":
+        assert (refused.json()["type"], error["type"]) == ("error", "rate_limit_error")
+    else:
+        assert (error["type"], error["param"]) == ("too_many_session_calls", "x-session-id")
+    assert [tags["status"] for tags in ended] == ["too_many_session_calls"]
+    served = await cluster.http.post(**asked, headers={"authorization": f"Bearer {other}"})
+    assert served.status_code == 200, "another session has calls of its own"
+    await cancel(first)
