@@ -11,7 +11,7 @@ from rich.console import Console
 
 from millrace_tools.audit.endpoint import check_server
 from millrace_tools.audit.findings import AuditReport, Finding, Verdict
-from millrace_tools.audit.named import PROMPT, run_file_of
+from millrace_tools.audit.named import ENVIRONMENT, run_file_of
 from millrace_tools.command import FAILED, command, option
 from millrace_tools.output import print_line
 from services.protocol.errors import InvalidInput
@@ -31,20 +31,7 @@ _OF_MODEL = ("judge_url", "judge_model", "step_seconds")
 
 @command(
     "audit",
-    option(
-        "environment",
-        metavar="ENV",
-        help="a run file, or the tasks or environment alone: tasks.jsonl, FILE.py:NAME, the URL of "
-        "an OpenEnv server, an id of gymnasium, a name of verifiers",
-    ),
-    option("--task-file", metavar="FILE", help="tasks for FILE.py:NAME (tasks.jsonl beside it)"),
-    option("--arguments", metavar="JSON", help="of an environment that has a name"),
-    option(
-        "--act",
-        metavar="FIELD",
-        help="of an OpenEnv action, such as number:int",
-    ),
-    option("--prompt", default=PROMPT, help="begins episodes of gymnasium and OpenEnv"),
+    *ENVIRONMENT,
     option("--tasks", type=int, default=16, help="tasks that are played (16)"),
     option("--episodes", type=int, default=500, help="for memory and time (500)"),
     option("--parallel", type=int, default=8, help="episodes at a time (8)"),

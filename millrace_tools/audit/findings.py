@@ -9,13 +9,23 @@ from services.protocol.strict import StrictModel
 
 RFC_008 = {
     "reward.worthless": "semantic.floor_gap",
+    "reward.gameable": "statistical.adversarial_floor",
+    "reward.search": "statistical.adversarial_floor",
     "reward.leak": "semantic.no_solution_leakage",
     "reward.reference": "semantic.oracle_max",
+    "reward.good": "semantic.oracle_max",
+    "reward.bad": "semantic.canary_floor",
     "reward.reproducible": "semantic.verifier_determinism",
     "learnable.headroom": "statistical.headroom",
-    "learnable.signal": "statistical.variance_bound",
+    "learnable.noise": "statistical.variance_bound",
+    "learnable.training": "statistical.training_signal",
 }
-"""Ids of OpenEnv's RFC 008, "The 44-test mapping", for checks that ask what it asks."""
+"""Ids of OpenEnv's RFC 008, "The 44-test mapping", for checks that ask what it asks.
+
+Its issue #778 says what each id asks: the panel of the adversarial floor has degenerate policies,
+injections into the grader and a search for reward; the variance bound is a reward's signal to
+noise; canaries are hacked trajectories that come with the environment.
+"""
 
 
 class Verdict(StrEnum):
@@ -31,7 +41,7 @@ class Finding(StrictModel):
     """One check.
 
     Attributes:
-        check: its id, such as `reward.empty`.
+        check: its id, such as `reward.leak`.
         question: what it asks, for people.
         verdict: the answer.
         evidence: figures, and tasks by their ids.

@@ -1,4 +1,4 @@
-"""What an audit is asked about by name: files of a run that plays it, written here."""
+"""What is audited or tried by name: files of a run that plays it, written here."""
 
 import argparse
 import json
@@ -7,25 +7,42 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from millrace_tools.command import option
 from services.protocol.errors import InvalidInput
 from services.protocol.run.task import OUTSIDE
 from services.protocol.text_file import read_text_file
 
 FOLDER = "subject"
-PROMPT = "Act."
+_PROMPT = "Act."
 _GYMNASIUM = re.compile(r"[\w:./-]+-v\d+")
 _MODULE = re.compile(r"[A-Za-z][\w.-]*")
+_IN_A_MODULE = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*):([A-Za-z_]\w*)")
 _TASKS, _HELDOUT = 64, 8
 _WRITE_S = 600.0
 _KNOWN = (
-    "Name a run file, a task file (.jsonl), FILE.py:NAME, an OpenEnv server's URL, an id of "
-    "gymnasium (Name-v0), an environment of verifiers, or a folder of Harbor's tasks"
+    "Name a run file, a task file (.jsonl), FILE.py:NAME or MODULE:NAME, an OpenEnv server's URL, "
+    "an id of gymnasium (Name-v0), an environment of verifiers, or a folder of Harbor's tasks"
 )
+ENVIRONMENT = (
+    option(
+        "environment",
+        metavar="ENV",
+        help="a run file, or the tasks or environment alone: tasks.jsonl, FILE.py:NAME, "
+        "MODULE:NAME, the URL of an OpenEnv server, an id of gymnasium, a name of verifiers, a "
+        "folder of Harbor's tasks",
+    ),
+    option("--task-file", metavar="FILE", help="tasks for FILE.py:NAME (tasks.jsonl beside it)"),
+    option("--arguments", metavar="JSON", help="of an environment that has a name"),
+    option("--act", metavar="FIELD", help="of an OpenEnv action, such as number:int"),
+    option("--prompt", default=_PROMPT, help="begins episodes of gymnasium and OpenEnv"),
+)
+"""Options that say what is played, for `run_file_of`."""
 
 
 def run_file_of(arguments: argparse.Namespace) -> str:
@@ -43,12 +60,11 @@ def run_file_of(arguments: argparse.Namespace) -> str:
     folder = Path(arguments.out) / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     given = _arguments(arguments.arguments)
-    file, _, definition = name.rpartition(":")
     if name.endswith(".jsonl"):
         tasks: Path | None = Path(name)
         environment = OUTSIDE if arguments.agent else None
-    elif file.endswith(".py"):
-        tasks, environment = _own(arguments, folder, file, definition, given)
+    elif (own := _own(name)) is not None:
+        tasks, environment = _played(arguments, folder, own, given)
     elif any(Path(name).glob("*/task.toml")):
         tasks, root = folder / "tasks.jsonl", str(Path(name).resolve())
         environment = _adapter(folder, "harbor", _words(root, given))
@@ -66,22 +82,65 @@ def run_file_of(arguments: argparse.Namespace) -> str:
     return _run_file(arguments, folder, tasks, environment)
 
 
-def _own(
-    arguments: argparse.Namespace, folder: Path, file: str, name: str, given: Mapping[str, Any]
+@dataclass(frozen=True)
+class _Own:
+    """A definition in a file of the user's.
+
+    Attributes:
+        path: of the file.
+        root: from which Python imports it.
+        module: its name there.
+        name: of the definition.
+    """
+
+    path: Path
+    root: Path
+    module: str
+    name: str
+
+
+def _own(name: str) -> _Own | None:
+    """What `FILE.py:NAME` or `MODULE:NAME` says; None if it says neither.
+
+    A module is looked for and not imported here: it may take long, or print.
+
+    Raises:
+        InvalidInput: there is no such module.
+    """
+    file, _, definition = name.rpartition(":")
+    if file.endswith(".py"):
+        path = Path(file).resolve()
+        return _Own(path, path.parent, path.stem, definition)
+    if (found := _IN_A_MODULE.fullmatch(name)) is None:
+        return None
+    module, definition = found.groups()
+    for place in ("", *sys.path):
+        root = Path(place).resolve()
+        path = root.joinpath(*module.split("."))
+        for one in (path.with_suffix(".py"), path / "__init__.py"):
+            if one.is_file():
+                return _Own(one, root, module, definition)
+    raise InvalidInput("ENV", name, f"There is no module {module} here or where Python looks.")
+
+
+def _played(
+    arguments: argparse.Namespace, folder: Path, own: _Own, given: Mapping[str, Any]
 ) -> tuple[Path | None, str]:
     """A rollout function, or a class of a gymnasium environment."""
-    path = Path(file).resolve()
-    source = read_text_file(path, field="ENV")
-    if re.search(rf"^class {re.escape(name)}\b", source, re.MULTILINE):
-        lines = f"import sys\nsys.path.insert(0, {str(path.parent)!r})\nimport gymnasium\n"
-        lines += f"gymnasium.register('audited/{name}-v0', entry_point='{path.stem}:{name}')\n"
-        words = _words(f"audited/{name}-v0", given)
-        return None, _adapter(folder, "gymnasium", words, before=lines)
-    tasks = Path(arguments.task_file or path.with_name("tasks.jsonl"))
+    source = read_text_file(own.path, field="ENV")
+    lines = f"import sys\nsys.path.insert(0, {str(own.root)!r})\n"
+    if re.search(rf"^class {re.escape(own.name)}\b", source, re.MULTILINE):
+        made = f"audited/{own.name}-v0"
+        lines += f"import gymnasium\ngymnasium.register({made!r}, "
+        lines += f"entry_point='{own.module}:{own.name}')\n"
+        return None, _adapter(folder, "gymnasium", _words(made, given), before=lines)
+    tasks = Path(arguments.task_file or own.path.with_name("tasks.jsonl"))
     if not tasks.exists():
         fix = f"An environment plays tasks: name their file, as there is no {tasks}."
         raise InvalidInput("--task-file", arguments.task_file, fix)
-    return tasks, f"{path}:{name}"
+    if own.module == own.path.stem:
+        return tasks, f"{own.path}:{own.name}"
+    return tasks, _written(folder, f"{lines}from {own.module} import {own.name} as rollout\n")
 
 
 def _act(url: str, given: str | None) -> str:
@@ -108,9 +167,12 @@ def _words(name: str, given: Mapping[str, Any]) -> str:
 
 def _adapter(folder: Path, package: str, words: str, *, before: str = "") -> str:
     """A file with the rollout function of an adapter, called with these words."""
-    path = folder.resolve() / "environment.py"
     text = f"{before}from environments.{package} import {package}_rollout\n\n"
-    text += f"rollout = {package}_rollout({words})\n"
+    return _written(folder, text + f"rollout = {package}_rollout({words})\n")
+
+
+def _written(folder: Path, text: str) -> str:
+    path = folder.resolve() / "environment.py"
     path.write_text(text, encoding="utf-8")
     return f"{path}:rollout"
 

@@ -3,11 +3,13 @@
 import argparse
 import asyncio
 import logging
+import tempfile
 import textwrap
 from typing import Any
 
 from rich.console import Console
 
+from millrace_tools.audit.named import ENVIRONMENT, run_file_of
 from millrace_tools.command import FAILED, command, option
 from millrace_tools.output import print_line
 from services.protocol.errors import InvalidInput
@@ -19,7 +21,7 @@ _SHOWN = 2000
 @command(
     "env",
     option("action", choices=["try"]),
-    option("run_file", help="whose tasks and environments are played"),
+    *ENVIRONMENT,
     option("--url", required=True, help="of an OpenAI-compatible server, without /v1"),
     option("--model", help="as that server calls it; left out, the run file's"),
     option("--key-env", metavar="NAME", help="environment variable with its API key"),
@@ -30,18 +32,21 @@ _SHOWN = 2000
     option("--agent", metavar="COMMAND", help="plays tasks of `environment: external`"),
 )
 def env(arguments: argparse.Namespace, console: Console) -> int:
-    """Play a few episodes of a run file against any endpoint, without a deployment.
+    """Play a few episodes of an environment against any endpoint, without a deployment.
 
     Prints what was said, done and rewarded; status 1 if an episode has no reward.
 
     Raises:
-        InvalidInput: an option, the run file or its environment cannot be used.
+        InvalidInput: an option, the run file or the environment cannot be used.
     """
     for name in ("tasks", "parallel", "timeout"):
         if (value := getattr(arguments, name)) <= 0:
             raise InvalidInput(f"--{name}", value, "It must be above 0.")
     logging.getLogger("millrace.reward_service").setLevel(logging.ERROR)
-    return asyncio.run(_tried(arguments, console))
+    with tempfile.TemporaryDirectory(prefix="millrace-try-") as folder:
+        arguments.out = folder
+        arguments.run_file = run_file_of(arguments)
+        return asyncio.run(_tried(arguments, console))
 
 
 async def _tried(arguments: argparse.Namespace, console: Console) -> int:

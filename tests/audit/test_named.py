@@ -62,6 +62,22 @@ def test_a_rollout_function_plays_a_task_file(tmp_path: Path, tasks: Path) -> No
         made(tmp_path, f"{ZOO}:good")
 
 
+def test_a_module_is_found_where_python_looks_and_not_imported(
+    tmp_path: Path, tasks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "play.py").write_text("raise RuntimeError\n" + GAME)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    environment, _, text = made(tmp_path, "mine.play:rollout", task_file=str(tasks))
+    assert environment == f"{tmp_path}/subject/environment.py:rollout"
+    lines = f"sys.path.insert(0, {str(tmp_path)!r})\nfrom mine.play import rollout as rollout\n"
+    assert text.endswith(lines)
+    _, count, text = made(tmp_path, "mine.play:Guess")
+    assert (count, "entry_point='mine.play:Guess'" in text) == (72, True)
+    with pytest.raises(InvalidInput, match=r"no module mine\.other"):
+        made(tmp_path, "mine.other:Guess")
+
+
 def test_tasks_alone_have_graders_or_an_agent(tmp_path: Path, tasks: Path) -> None:
     tasks.write_text(
         tasks.read_text().replace('"data"', '"grader": {"kind": "exact", "expected": "x"}, "data"')

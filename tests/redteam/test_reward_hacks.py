@@ -7,13 +7,14 @@ from collections.abc import Callable
 
 import pytest
 
+from millrace_tools.audit.tricks import PROGRAMS
 from services.protocol.reward.code_graders import CodeGrader, PythonAssertsGrader
 from services.protocol.reward.reward_service import ScoreJob, Verdict
 from services.reward_service.scoring import Scoring
 from tests.redteam.attack import SECRET
 
 _LIAR = """
-class Liar({base}):
+class Liar:
     __class__ = int
     def __eq__(self, other): return True
     def __ne__(self, other): return False
@@ -26,10 +27,7 @@ class Liar({base}):
     def __reduce__(self): return (int, (7,))
 """
 
-HACKS = {
-    "exit in the middle": "import sys\nsys.exit(0)\ndef f(x): return 1",
-    "exit without a word": "import os\ndef f(x):\n    os._exit(0)",
-    "equal to everything": f"{_LIAR.format(base='int')}\ndef f(x):\n    return Liar()",
+HACKS = {name: f"{code}\nf = solve" for name, code in PROGRAMS.items()} | {
     "patched builtins": (
         "import builtins, os, sys\n"
         "class Never(BaseException):\n    def __new__(cls, *a): return sys.exit(0)\n"
@@ -68,13 +66,16 @@ HACKS = {
         "            if hasattr(module, known): setattr(module, known, lambda *a: '=')\n"
         "def f(x):\n    return 1"
     ),
-    "an object that lies": f"{_LIAR.format(base='object')}\ndef f(x):\n    return Liar()",
+    "an object that lies": f"{_LIAR}\ndef f(x):\n    return Liar()",
 }
 
 FOOL_A_COMMON_PROCESS = (
-    "exit in the middle",
-    "exit without a word",
-    "equal to everything",
+    "ends the program early",
+    "ends the process at once",
+    "ends when it is called",
+    "prints a verdict",
+    "equals everything",
+    "overwrites the checker",
     "patched builtins",
     "reading what is expected",
     "an object that lies",

@@ -1,4 +1,4 @@
-"""Broken surroundings of environments and graders, for as long as a check plays in them."""
+"""Surroundings of environments and graders for as long as a check plays in them, mostly broken."""
 
 import asyncio
 import contextlib
@@ -73,6 +73,16 @@ async def without_network(
                     yield felt
                 finally:
                     await subject.restart()
+
+
+@contextlib.asynccontextmanager
+async def apart(subject: Subject) -> AsyncIterator[None]:
+    """Processes of environments and graders end with it: answers may overwrite their code."""
+    async with _graded_by(subject, subject.scoring.config):
+        try:
+            yield
+        finally:
+            await subject.restart()
 
 
 @contextlib.asynccontextmanager

@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 
-from millrace_tools.audit.answers import Candidate, always, tricks, words_of, worthless
+from millrace_tools.audit.answers import Candidate, always, words_of, worthless
+from millrace_tools.audit.around.surroundings import apart
 from millrace_tools.audit.checks.played import Played, play_each, some, unrewarded
 from millrace_tools.audit.findings import Finding, Verdict
 from millrace_tools.audit.subject import Subject
+from millrace_tools.audit.tricks import tricks
 from millrace_tools.grade.code_job import reference_of
 from services.protocol.run.task import Task
 
@@ -19,7 +21,8 @@ async def reward_findings(subject: Subject, tasks: Sequence[Task], seed: int) ->
     """All checks of what is paid."""
     nothing = await play_each(subject, tasks, lambda task: worthless(task, seed))
     right = await play_each(subject, [task for task in tasks if _reference(task)], _references)
-    cheats = await play_each(subject, tasks, lambda task: tricks())
+    async with apart(subject):
+        cheats = await play_each(subject, tasks, tricks)
     words = await play_each(subject, tasks, _words)
     best = max([1.0, *(reward for one in [*nothing, *right] for reward in one.rewards)])
     return [
