@@ -25,8 +25,8 @@ async def relays_of(scene: Scene, *domains: str) -> list[str]:
     return relays
 
 
-async def all_serve(scene: Scene, version: int, within_s: float) -> None:
-    assert await scene.until_served(version, list(scene.replicas)) < within_s
+async def all_serve(scene: Scene, version: int, limit_s: float) -> None:
+    assert await scene.until_served(version, list(scene.replicas)) < limit_s
     for replica_id in scene.replicas:
         await scene.client.served(replica_id, version)
 
