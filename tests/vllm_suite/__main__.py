@@ -1,11 +1,14 @@
 """Runs vLLM's own server tests, unchanged, at vLLM and at a router before it, and compares them.
 
-    python -m tests.vllm_suite --sources FOLDER [--only TEXT] [--record]
+    python -m tests.vllm_suite --sources FOLDER [--only TEXT ...] [--record]
 
 FOLDER is vLLM's source distribution of the version that is installed, unpacked. Every test has the
 server that it asks for, but a small untrained model: some fail for that, at both. A test that
-passes at vLLM must pass at the router. `--record` writes what was run into record.json. It takes
-about an hour on two cores: most tests start an engine.
+passes at vLLM must pass at the router. `--record` writes what was run into record.json, beside what
+it has of other files. It takes about an hour on two cores: most tests start an engine.
+
+Some tests pass by chance: they sample without a seed, and want JSON, or thoughts that end, of a
+model that says anything. One that passed at vLLM and failed at the router is tried again there.
 """
 
 import argparse
@@ -28,6 +31,8 @@ ROOT = HERE.parents[1]
 RECORD = HERE / "record.json"
 SIDES = ("vllm", "router")
 TEST_S = 300
+AGAIN = 6
+"""So often, at most."""
 _CHAT = "entrypoints/openai/chat_completion"
 _RESPONSES = "entrypoints/openai/responses"
 FILES = (
@@ -70,22 +75,45 @@ def main() -> None:
     summary, _, rest = (__doc__ or "").partition("\n\n")
     parser = argparse.ArgumentParser(description=summary, epilog=rest)
     parser.add_argument("--sources", type=Path, required=True, help="vLLM's, unpacked")
-    parser.add_argument("--only", default="", help="files whose path has this text")
+    parser.add_argument("--only", nargs="+", default=[""], help="files whose path has such a text")
     parser.add_argument("--record", action="store_true", help="write into record.json")
     options = parser.parse_args()
-    files = [file for file in FILES if options.only in file]
+    files = [file for file in FILES if any(text in file for text in options.only)]
     with tempfile.TemporaryDirectory(prefix="vllm-tests-") as folder:
         make_tree(options.sources / "tests", Path(folder))
         make_model(Path(folder, "model"))
         lengthen(Path(folder, "model", "config.json"))
-        found = {side: run(side, files, Path(folder)) for side in SIDES}
-    compared = {
-        name: [found[side].get(name, "not run") for side in SIDES]
-        for name in sorted(set().union(*found.values()))
-    }
+        wanted = [f"tests/{file}" for file in files]
+        found = {side: run(side, wanted, Path(folder)) for side in SIDES}
+        for _ in range(AGAIN):
+            if not (failed := only_at_vllm(compare(found))):
+                break
+            found["router"] |= run("router", list(map(node_of, failed)), Path(folder))
+    compared = compare(found)
     show(compared)
     if options.record:
         write_record(compared)
+
+
+def compare(found: dict[str, dict[str, str]]) -> dict[str, list[str]]:
+    """The outcomes of every test, in the order of the sides."""
+    names = sorted(set().union(*found.values()))
+    return {name: [found[side].get(name, "not run") for side in SIDES] for name in names}
+
+
+def only_at_vllm(compared: dict[str, list[str]]) -> list[str]:
+    """The tests that pass at vLLM and not at the router."""
+    return [
+        name
+        for name, (at_vllm, at_router) in compared.items()
+        if at_vllm == "passed" and at_router != "passed"
+    ]
+
+
+def node_of(name: str) -> str:
+    """How pytest is told to run one test."""
+    module, _, test = name.partition("::")
+    return f"tests/{module.replace('.', '/')}.py::{test}"
 
 
 def write_record(compared: dict[str, list[str]]) -> None:
@@ -120,8 +148,8 @@ def lengthen(config: Path) -> None:
     config.write_text(json.dumps(known | {"max_position_embeddings": POSITIONS}))
 
 
-def run(side: str, files: list[str], folder: Path) -> dict[str, str]:
-    """The outcome of every test at one side."""
+def run(side: str, wanted: list[str], folder: Path) -> dict[str, str]:
+    """The outcome of every test at one side; `wanted` are files, or tests of them."""
     report = folder / f"{side}.xml"
     own = {
         "VLLM_SUITE_SIDE": side,
@@ -133,7 +161,7 @@ def run(side: str, files: list[str], folder: Path) -> dict[str, str]:
     command = [sys.executable, "-m", "pytest", "-q", "--timeout", str(TEST_S), "-p"]
     command += ["no:cacheprovider", f"--junitxml={report}", "--tb=short"]
     subprocess.run(
-        [*command, *(f"tests/{file}" for file in files)],
+        [*command, *wanted],
         cwd=folder,
         env=os.environ | own,
         check=False,
@@ -155,9 +183,8 @@ def show(compared: dict[str, list[str]]) -> None:
     """Counts, and every test that fails at the router alone."""
     for side, outcome in zip(SIDES, zip(*compared.values(), strict=True), strict=True):
         print(f"{side}: {dict(Counter(outcome))}")
-    for name, (at_vllm, at_router) in compared.items():
-        if at_vllm == "passed" and at_router != "passed":
-            print(f"{at_router.upper()} AT THE ROUTER: {name}")
+    for name in only_at_vllm(compared):
+        print(f"{compared[name][-1].upper()} AT THE ROUTER: {name}")
 
 
 if __name__ == "__main__":
