@@ -33,6 +33,7 @@ ALLOWED = (
     # Packages of extras.
     r"could not import '(datasets|pyarrow|pyarrow\.parquet|torchao|verifiers|openenv|harbor)': .*",
     r"needs verifiers 0\.1",
+    r"no published templates: pip install trl",
     r"pip install 'millrace\[trackers\]'",
     # What an ordinary user, a container or another system may not do.
     r"only root can become nobody",

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from millrace_tools.client.runs_client import RunsClient
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.rollout.limits import RolloutLimits
 from services.orchestrator.rollout.rollout import RolloutClient, RolloutRequest
@@ -51,7 +52,7 @@ async def test_a_teacher_that_is_the_policy_agrees_with_every_sampled_token(
             assert found == pytest.approx(one.behaviour_logprobs, abs=EXACT)
 
 
-def test_a_run_warms_up_on_given_answers_and_then_learns_from_a_teacher(
+def test_a_run_that_is_resumed_within_its_warm_up_ends_it_and_then_learns_from_a_teacher(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     own = cluster.run_config()
@@ -70,19 +71,22 @@ def test_a_run_warms_up_on_given_answers_and_then_learns_from_a_teacher(
         task_file=None,
         tasks=[{"file": own.task_file}, {"file": str(path), "given": True, "weight": 0.0}],
         group_size=2,
-        steps=2,
+        steps=3,
         algorithm={
             "learning_rate": 1e-3,
-            "cross_entropy": {"warmup_steps": 1},
+            "cross_entropy": {"warmup_steps": 2},
             "distillation": {"teacher": "policy", "context": "Think of the operation's name."},
         },
     )
-    status = cluster.run_to_the_end(config)
-    assert status.state is RunState.FINISHED, status.detail
+    stopped = cluster.run_to_the_end(config.model_copy(update={"steps": 1}))
+    assert (stopped.state, stopped.step) == (RunState.FINISHED, 1), stopped.detail
+    with RunsClient(cluster.url) as client:
+        status = cluster.follow(client, client.start(config, resume=stopped.run_id).run_id)
+    assert (status.state, status.run_id) == (RunState.FINISHED, stopped.run_id), status.detail
     assert balances(status.ledger)
     text = (Path(status.run_dir) / "metrics.jsonl").read_text()
-    first, second = [json.loads(line) for line in text.splitlines()]
-    assert (first["given_answers"], second["given_answers"]) == (4, 0)
-    assert first["trainer"]["cross_entropy"] > 0
-    assert second["trainer"]["kl_teacher"] >= 0
-    assert second["trainer"]["grad_norm"] > 0
+    first, second, third = [json.loads(line) for line in text.splitlines()]
+    assert [one["given_answers"] for one in (first, second, third)] == [4, 4, 0]
+    assert first["trainer"]["cross_entropy"] > second["trainer"]["cross_entropy"] > 0
+    assert third["trainer"]["kl_teacher"] >= 0
+    assert third["trainer"]["grad_norm"] > 0

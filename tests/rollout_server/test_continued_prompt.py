@@ -3,6 +3,8 @@
 import json
 from copy import copy
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -257,17 +259,43 @@ def _messages(turn: Turn, number: int) -> list[Any]:
     return [answer, *({"role": "tool", "tool_call_id": key, "content": it} for key, it in results)]
 
 
-async def test_six_turns_are_one_conversation_that_equals_the_template_but_for_its_thoughts(
-    model: Model,
-) -> None:
+async def all_turns(model: Model) -> Played:
+    """Six turns, each of whose prompts is the template's but for thoughts."""
     played = Played(model)
     for number, turn in enumerate(TURNS):
         await played.begin_turn(number)
         from_template = await model.from_template(played.messages)
         assert played.without(played.dropped_turns()) == from_template, number
         played.end_turn(turn)
+    return played
+
+
+async def test_six_turns_are_one_conversation_that_equals_the_template_but_for_its_thoughts(
+    model: Model,
+) -> None:
+    played = await all_turns(model)
     # gpt-oss ends an answer to the user with <|return|>, which history writes as <|end|>.
     assert played.cuts == ({3: "end_of_turn"} if model.family.template is None else {})
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [("qwen3", "qwen3"), ("glm", "glm4moe"), ("llama3", "llama3_1"), ("llama3", "llama3_2")],
+)
+async def test_six_turns_of_a_published_template_are_one_conversation_too(
+    config: Any, name: str, published: str
+) -> None:
+    """Of the copies that TRL holds, where it is installed; it is not imported."""
+    package = find_spec("trl")
+    if package is None or not package.submodule_search_locations:
+        pytest.skip("no published templates: pip install trl")
+    folder = Path(package.submodule_search_locations[0]) / "chat_templates"
+    template = (folder / f"{published}.jinja").read_text(encoding="utf-8")
+    family = replace(FAMILIES[name], template=template)
+    long = copy(config.model_config)
+    long.max_model_len = 8192  # tools are described at length
+    played = await all_turns(served(family, config, small_tokenizer(family), model_config=long))
+    assert played.cuts == {}
 
 
 async def test_sampled_tokens_stay_though_their_text_has_others(model: Model) -> None:
