@@ -18,7 +18,11 @@ _COMPLETION_NULLS = ("service_tier", "system_fingerprint", "kv_transfer_params",
 _CHOICE_NULLS = "token_ids", "routed_experts"
 _TEXT_NULLS = "token_ids", "prompt_token_ids", "prompt_logprobs", "routed_experts"
 _MESSAGE_NULLS = ("refusal", "annotations", "audio", "function_call", "reasoning")
+_PROMPT_NULLS = "created_cache_tokens", "multimodal_tokens"
 """What whole answers have as null: clients read fields that vLLM always sends."""
+_OPENING_NULLS = "prompt_token_ids", "prompt_text"
+_DELTA_NULLS, _TEXT_DELTA_NULLS = ("token_ids",), ("token_ids", "prompt_token_ids", "stop_reason")
+"""The same of the events of a stream."""
 
 
 class OpenAIDoor:
@@ -96,19 +100,23 @@ class OpenAIAnswers:
         self._begun.add(index)
         delta = {"role": self._ask.role, "content": ""}
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-        so_far = self._usage_so_far(0, piece.journal)
-        return event(self._frame([choice]) | self._chat_prompt() | so_far)
+        opening = self._frame([choice]) | dict.fromkeys(_OPENING_NULLS) | self._chat_prompt()
+        return event(opening | self._usage_so_far(0, piece.journal))
 
     def _usage_so_far(self, made: int, journal: ChoiceJournal) -> dict[str, Any]:
         if not self._ask.continuous_usage:
             return {}
-        return {"usage": self._usage(made) | _completion_details([journal])}
+        nulls = {"completion_tokens_details": None} if self._ask.is_chat else {}
+        return {"usage": self._usage(made) | nulls | _completion_details([journal])}
 
     def ending(self) -> bytes:
         """See `AnswerWriter`."""
         if not self._ask.include_usage:
             return DONE
-        return event({**self._frame([]), "usage": self.usage()}) + DONE
+        details = self._request.prompt_details
+        told = {"prompt_tokens_details": details} if details else {}
+        # vLLM leaves nulls out of this event alone.
+        return event({**self._frame([]), "usage": self._usage(self._made) | told}) + DONE
 
     async def keep(self) -> None:
         """No request refers to an earlier one."""
@@ -162,10 +170,16 @@ class OpenAIAnswers:
 
     def usage(self) -> dict[str, Any]:
         """Tokens of the whole answer."""
-        journals, details = self._request.journals, self._request.prompt_details
-        usage = self._usage(sum(len(journal.token_ids) for journal in journals))
-        usage |= {"prompt_tokens_details": details, "completion_tokens_details": None}
-        return usage | _completion_details(journals)
+        details = self._request.prompt_details
+        usage = self._usage(self._made) | {
+            "prompt_tokens_details": details and dict.fromkeys(_PROMPT_NULLS) | details,
+            "completion_tokens_details": None,
+        }
+        return usage | _completion_details(self._request.journals)
+
+    @property
+    def _made(self) -> int:
+        return sum(len(journal.token_ids) for journal in self._request.journals)
 
     def _whole_choice(self, journal: ChoiceJournal) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": journal.index}
@@ -201,6 +215,7 @@ class OpenAIAnswers:
     def _token_event(self, piece: Piece, first: bool) -> dict[str, Any]:
         index = piece.journal.index
         choice: dict[str, Any] = {"index": index}
+        choice |= dict.fromkeys(_DELTA_NULLS if self._ask.is_chat else _TEXT_DELTA_NULLS)
         if not self._ask.is_chat:
             choice["text"] = piece.text
         else:
