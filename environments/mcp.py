@@ -24,6 +24,7 @@ from typing import Any
 from services.protocol.errors import InvalidInput
 
 _CALL_S, _MAX_CHARS = 60.0, 8000
+_CLOSED = -32000  # CONNECTION_CLOSED of `mcp_types`, by which a client says that its server is gone
 
 
 @asynccontextmanager
@@ -114,6 +115,9 @@ class McpTools:
         Args:
             tool: its name, as the model wrote it.
             arguments: JSON as the model wrote it.
+
+        Raises:
+            MCPError: the server is gone; the episode fails.
         """
         if tool not in self._found:
             return f"There is no tool {tool!r}; there are {', '.join(self._found)}."
@@ -127,6 +131,8 @@ class McpTools:
         try:
             done = await client.call_tool(tool, given)
         except self._error as error:
+            if getattr(error, "code", None) == _CLOSED:
+                raise
             return f"It failed: {error}"
         text = "\n".join(getattr(part, "text", f"({part.type})") for part in done.content)
         return _cut(text, self._max_chars)

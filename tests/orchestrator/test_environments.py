@@ -2,11 +2,15 @@
 
 import asyncio
 import json
+import os
 import random
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from services.ledger.ledger import Ledger
@@ -68,9 +72,10 @@ def request(
     )
 
 
-def sampler(cluster: World) -> EpisodeSampler:
+def sampler(cluster: World, environment: str = ZOO) -> EpisodeSampler:
     cluster.bus.publish_version(1)
-    return EpisodeSampler(cluster.config, player=EnvironmentProcess(ZOO), model="tiny", run_id="r")
+    player = EnvironmentProcess(environment)
+    return EpisodeSampler(cluster.config, player=player, model="tiny", run_id="r")
 
 
 async def episodes(rollouts: EpisodeSampler, asked: RolloutRequest) -> list[tuple]:
@@ -232,6 +237,72 @@ async def test_an_environment_that_cannot_be_imported_fails_the_run_with_its_err
         assert (status.state, status.ledger.admitted) == (RunState.FAILED, 0)
         assert "cannot be imported" in status.detail
         assert part in status.detail
+
+
+async def test_an_import_that_takes_too_long_fails_the_run_and_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment_process, "_START_S", 5.0)
+    pid = tmp_path / "pid"
+    (tmp_path / "slow.py").write_text(
+        "import os, pathlib, time\n"
+        f"pathlib.Path({str(pid)!r}).write_text(str(os.getpid()))\n"
+        "time.sleep(600)\n"
+    )
+    process = EnvironmentProcess(f"{tmp_path / 'slow.py'}:rollout")
+    with pytest.raises(InvalidInput, match="importing it took more than 5 s"):
+        await process.start()
+    assert not psutil.pid_exists(int(pid.read_text()))
+
+
+def test_a_host_whose_orchestrator_is_gone_forks_no_more_workers() -> None:
+    read, write = os.pipe()
+    command = [sys.executable, "-m", "services.orchestrator.rollout.environment_host", ZOO]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=write) as host:
+        os.close(write)
+        os.close(read)
+        try:
+            assert host.wait(300) == 0
+        finally:
+            host.kill()
+
+
+async def test_what_an_episode_forks_neither_answers_for_it_nor_outlives_it(tmp_path: Path) -> None:
+    """A child that returns from the episode, one that a pool has, and one that goes on."""
+    environment = tmp_path / "forks.py"
+    environment.write_text(
+        "import concurrent.futures, multiprocessing, os, signal, sys\n"
+        "async def rollout(client, task):\n"
+        "    message = {'role': 'user', 'content': 'go'}\n"
+        "    await client.chat.completions.create(model='m', messages=[message])\n"
+        "    child = os.fork()\n"
+        "    if child == 0:\n"
+        "        return 7.0\n"
+        "    os.waitpid(child, 0)\n"  # so that the child is the first to answer
+        "    fork = multiprocessing.get_context('fork')\n"
+        "    with concurrent.futures.ProcessPoolExecutor(1, fork) as pool:\n"
+        "        half = pool.submit(divmod, 1, 2).result()[1] / 2\n"
+        "    if os.fork() == 0:\n"
+        "        signal.pause()\n"
+        "    return half + len(sys.stdin.read())\n"  # the orders of other episodes are not there
+    )
+    name = f"{environment}:rollout"
+    async with world(tmp_path) as cluster, sampler(cluster, name) as rollouts:
+        arrived = await episodes(rollouts, request("two_turns", n=4))
+        assert [score.reward for *_, score in arrived] == [0.5] * 4
+        worker = rollouts._player.worker
+        forked = psutil.Process(worker).children(recursive=True)
+        assert forked
+    async with asyncio.timeout(300):
+        while any(map(_runs, forked)):  # noqa: ASYNC110  they are nobody's children
+            await asyncio.sleep(0.01)
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 async def test_code_of_a_run_file_runs_only_where_the_deployment_says_so(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ class EnvironmentHost:
         # It takes seconds to import, which an environment that cannot be used shall not.
         from services.orchestrator.rollout import policy_client as policy
 
-        self._replies = replies
+        self._replies, self._process = replies, os.getpid()
         http = policy.connections()
         self._sandboxes = httpx.AsyncClient(trust_env=False, limits=_SANDBOXES)
         self._client: Callable[..., Any] = lambda **calls: policy.policy_client(
@@ -75,11 +75,16 @@ class EnvironmentHost:
             ended = number in self._cancelled and isinstance(error, asyncio.CancelledError)
             reason = "cancelled" if ended else _reason(error)
             outcome = {"reason": reason, "error": f"{type(error).__name__}: {error}"[:_SHOWN]}
+        if os.getpid() != self._process:  # a fork of the user's came back: this episode is not its
+            os._exit(0)
         self.reply({"id": number} | outcome)
 
     def reply(self, message: dict[str, Any]) -> None:
-        """Write one line."""
-        _write(self._replies, message)
+        """Write one line; the process ends if nobody reads it."""
+        try:
+            _write(self._replies, message)
+        except BrokenPipeError:
+            os._exit(_NO_ORDERS)  # or the host would fork another worker, for ever
 
 
 def _write(replies: BinaryIO, message: dict[str, Any]) -> None:
@@ -131,8 +136,8 @@ def load_rollout(name: str) -> Rollout:
     return rollout
 
 
-def _read_orders(loop: asyncio.AbstractEventLoop, host: EnvironmentHost) -> None:
-    for line in sys.stdin.buffer:
+def _read_orders(orders: BinaryIO, loop: asyncio.AbstractEventLoop, host: EnvironmentHost) -> None:
+    for line in orders:
         try:
             order = json.loads(line)
         except ValueError:  # the rest of a line that a worker before this one had begun
@@ -141,15 +146,15 @@ def _read_orders(loop: asyncio.AbstractEventLoop, host: EnvironmentHost) -> None
     os._exit(_NO_ORDERS)  # the orchestrator is gone, and the loop may be blocked
 
 
-async def _work(rollout: Rollout, replies: BinaryIO) -> None:
+async def _work(rollout: Rollout, orders: BinaryIO, replies: BinaryIO) -> None:
     host = EnvironmentHost(rollout, replies)
     host.reply({"worker": os.getpid()})
-    orders = (asyncio.get_running_loop(), host)
-    threading.Thread(target=_read_orders, args=orders, daemon=True).start()
+    given = (orders, asyncio.get_running_loop(), host)
+    threading.Thread(target=_read_orders, args=given, daemon=True).start()
     await asyncio.Event().wait()
 
 
-def serve(name: str, replies: BinaryIO) -> None:
+def serve(name: str, orders: BinaryIO, replies: BinaryIO) -> None:
     """Import an environment once, and fork a worker for it; fork another whenever one dies."""
     try:
         rollout = load_rollout(name)
@@ -162,7 +167,7 @@ def serve(name: str, replies: BinaryIO) -> None:
         worker = os.fork()
         if worker == 0:
             os.setpgid(0, 0)
-            asyncio.run(_work(rollout, replies))
+            asyncio.run(_work(rollout, orders, replies))
             os._exit(1)
         code = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
         with suppress(ProcessLookupError):
@@ -170,6 +175,9 @@ def serve(name: str, replies: BinaryIO) -> None:
 
 
 if __name__ == "__main__":
-    out = os.fdopen(os.dup(1), "wb")
+    given, out = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    # An environment, and what it starts, reads no orders. What multiprocessing forks closes
+    # `sys.stdin`, which a thread that reads from it would lock for ever.
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)  # what an environment prints goes to the log, not among the replies
-    serve(sys.argv[1], out)
+    serve(sys.argv[1], given, out)
