@@ -30,6 +30,8 @@ from services.protocol.yaml_text import load_yaml
 
 ROOT = Path(__file__).parents[2]
 MODEL_NAME = "tiny_code"
+ROUTER_KEY, ROUTER_KEY_ENV = "a-key-for-everybody", "MILLRACE_ROUTER_KEY"
+"""What the services show the router, for tests in which it asks for keys."""
 READY_S = 600.0
 REPLICAS = 2
 SANDBOXES = {
@@ -163,11 +165,13 @@ def started_cluster(
     args["rollout_server"] |= engines
     for name in ("trainer", "rollout_server"):
         args[name]["placement"] = placement
-    args["orchestrator"] |= {"environments": True}
+    args["orchestrator"] |= {"environments": True, "router_key_env": ROUTER_KEY_ENV}
+    args["page"] |= {"router_key_env": ROUTER_KEY_ENV}
     args["router"] |= {"sessions_dir": str(folder / "sessions")}
     content["applications"].append(SANDBOXES)
     url = f"http://127.0.0.1:{port}"
     environment = dict(os.environ)
+    os.environ[ROUTER_KEY_ENV] = ROUTER_KEY
     with PrivateCluster(num_cpus=2) as cluster:
         cluster.start()
         # As `serve deploy` does: the one cluster of `make test` whose file Serve itself builds.
