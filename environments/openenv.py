@@ -16,6 +16,7 @@ Its tasks are those of `python -m environments.gymnasium`: each begins an episod
 import asyncio
 import json
 import os
+import re
 import shlex
 import socket
 import subprocess
@@ -41,10 +42,16 @@ _NOT_SHOWN = {"done", "reward", "metadata"}
 
 
 class Server:
-    """A server that is there, or one that `command` starts and starts again when it has died."""
+    """A server that is there, or one that `command` starts and starts again when it has died.
 
-    def __init__(self, url: str = "", command: Sequence[str] = ()) -> None:
-        self.url, self._command = url.rstrip("/"), command
+    Args:
+        url: its address, `http://` or `ws://`.
+        command: starts one.
+        sessions: episodes at a time; OpenEnv's own default is one.
+    """
+
+    def __init__(self, url: str = "", command: Sequence[str] = (), *, sessions: int = 1) -> None:
+        self.url, self._command, self.sessions = url.rstrip("/"), command, sessions
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = asyncio.Lock()
 
@@ -101,33 +108,36 @@ class Server:
             RuntimeError: neither happens in time.
         """
         deadline = time.monotonic() + (_START_S if self._command else _HEALTH_S)
+        health = f"{re.sub('^ws', 'http', self.url)}/health"
         async with httpx.AsyncClient(trust_env=False, timeout=_HEALTH_S) as http:
             while time.monotonic() < deadline:
                 if self._has_ended():
                     return False
                 with suppress(httpx.HTTPError):
-                    if (await http.get(f"{self.url}/health")).status_code == httpx.codes.OK:
+                    if (await http.get(health)).status_code == httpx.codes.OK:
                         return True
                 await asyncio.sleep(_POLL_S)
         raise RuntimeError(f"the OpenEnv server {self.url} is not healthy")
 
 
-def started(command: str, *, servers: int = 1) -> list[Server]:
+def started(command: str, *, servers: int = 1, sessions: int = 1) -> list[Server]:
     """Servers that the environment's process starts when it needs them, and ends with itself.
 
     Args:
         command: of one; `{port}` in it, and the variable `PORT`, are where it must listen.
         servers: how many.
+        sessions: episodes at a time of each.
     """
-    return [Server(command=shlex.split(command)) for _ in range(servers)]
+    words = shlex.split(command)
+    return [Server(command=words, sessions=sessions) for _ in range(servers)]
 
 
 def openenv_rollout(
     servers: Sequence[str | Server],
     act: Act,
     *,
-    sessions: int = 1,
     show: Callable[[Mapping[str, Any]], str] | None = None,
+    score: Callable[[Mapping[str, Any]], float] | None = None,
     max_turns: int = MAX_TURNS,
     call_s: float = _CALL_S,
 ) -> Rollout:
@@ -140,8 +150,9 @@ def openenv_rollout(
     Args:
         servers: addresses, or those of `started`.
         act: from an answer to an action, see `Act`.
-        sessions: episodes at a time on each server; OpenEnv's own default is one.
         show: an observation in words; None: its only field, or all of them as JSON.
+        score: the episode's reward, from the environment's state (`state()`) at its end, in place
+            of the sum.
         max_turns: answers of the model, at most.
         call_s: longest reset or step, seconds.
 
@@ -150,7 +161,7 @@ def openenv_rollout(
     """
     client = _client(servers)
     places = [one if isinstance(one, Server) else Server(one) for one in servers]
-    pool = Pool(places, sessions)
+    pool = Pool(places)
     action, words = _reader(act), show or _words
 
     async def rollout(policy: AsyncOpenAI, task: Task) -> float:
@@ -165,6 +176,8 @@ def openenv_rollout(
 
             if not seen.done:
                 await take_turns(policy, task, words(seen.observation), action, step, max_turns)
+            if score is not None:
+                return float(score(await environment.state()))
             return reward_sum(rewards)
 
     return rollout
@@ -183,12 +196,14 @@ def _client(servers: Sequence[str | Server]) -> Any:
 
 
 class Pool:
-    """The servers of an environment, each with so many episodes at a time."""
+    """The servers of an environment, each with so many episodes at a time as it takes."""
 
-    def __init__(self, servers: Sequence[Server], sessions: int) -> None:
+    def __init__(self, servers: Sequence[Server]) -> None:
         self._free: asyncio.Queue[Server] = asyncio.Queue()
-        for server in list(servers) * sessions:
-            self._free.put_nowait(server)
+        for turn in range(max((server.sessions for server in servers), default=0)):
+            for server in servers:  # spread over all
+                if turn < server.sessions:
+                    self._free.put_nowait(server)
 
     @asynccontextmanager
     async def place(self) -> AsyncIterator[str]:

@@ -25,10 +25,11 @@ class Hint(Observation):
 
 class Guessing(Environment):
     def reset(self, seed: Any = None, episode_id: Any = None, **_: Any) -> Hint:
-        self._number = Random(seed).randrange(10)
+        self._number, self._steps = Random(seed).randrange(10), 0
         return Hint(text="guess", reward=1.0 if "generous" in sys.argv else None)
 
     def step(self, action: Guess, timeout_s: Any = None, **_: Any) -> Hint:
+        self._steps += 1
         if action.number == 99:
             os._exit(1)
         if action.number == self._number:
@@ -38,7 +39,7 @@ class Guessing(Environment):
 
     @property
     def state(self) -> State:
-        return State()
+        return State(episode_id="the one", step_count=self._steps)
 
 
 if __name__ == "__main__":

@@ -3,13 +3,14 @@
 import asyncio
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from environments.openenv import Server, openenv_rollout, started
+from environments.openenv import Pool, Server, openenv_rollout, started
 from services.protocol.errors import InvalidInput
 from services.protocol.run.task import Task
 from tests.adapters.clerk import Clerk
@@ -43,6 +44,26 @@ async def test_an_episode_is_played_on_a_server_that_was_started(servers: Any) -
 def number_of(clerk: Clerk) -> int:
     """Of the episode: how many guesses were wrong."""
     return sum(one["content"] == "higher" for one in clerk.heard)
+
+
+async def test_the_state_at_the_end_may_be_the_reward(servers: Any) -> None:
+    def score(state: Mapping[str, Any]) -> float:
+        assert state["episode_id"] == "the one"
+        return state["step_count"] / 8
+
+    play = openenv_rollout(servers, ACT, score=score, max_turns=3)
+    assert await play(Clerk("10", "no number", "11"), task()) == 2 / 8
+
+
+async def test_a_server_by_a_websockets_address_takes_as_many_episodes_as_it_says(
+    servers: Any,
+) -> None:
+    url = await servers[0].ready()
+    server = Server(url.replace("http", "ws"), sessions=1)
+    play = openenv_rollout([server], ACT, max_turns=1)
+    assert await play(Clerk("10"), task()) == pytest.approx(-0.1)
+    pool = Pool([Server("http://a", sessions=3), Server("http://b")])
+    assert [pool._free.get_nowait().url[-1] for _ in range(4)] == ["a", "b", "a", "a"]
 
 
 async def test_an_answer_that_is_no_action_is_answered(servers: Any) -> None:

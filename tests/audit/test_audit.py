@@ -33,7 +33,11 @@ def run_file(folder: Path, environment: str | None, rows: list[dict[str, Any]]) 
     (folder / "run.yaml").write_text(yaml.safe_dump(run))
 
 
-def audit_of(folder: Path, **options: Any) -> tuple[int, dict[str, dict[str, Any]], str]:
+def audit_of(
+    folder: Path, environment: str = "", **options: Any
+) -> tuple[int, dict[str, dict[str, Any]], str]:
+    """Of an environment that has a name, or of the folder's run file."""
+    name = environment or str(folder / "run.yaml")
     given = {"out": folder / "audit", **options}
     words = [
         word
@@ -41,7 +45,7 @@ def audit_of(folder: Path, **options: Any) -> tuple[int, dict[str, dict[str, Any
         for word in (f"--{name.replace('_', '-')}", *map(str, listed(value)))
     ]
     done = subprocess.run(
-        [sys.executable, "-m", "millrace_tools.main", "audit", str(folder / "run.yaml"), *words],
+        [sys.executable, "-m", "millrace_tools.main", "audit", name, *words],
         capture_output=True,
         text=True,
         timeout=840,

@@ -25,25 +25,32 @@ def rows_of(rows: Callable[[], Any]) -> Callable[[Path], None]:
     return write
 
 
-@pytest.mark.parametrize(
-    ("name", "environment", "write"),
-    [
-        ("shop", "rollout", rows_of(shop.rows)),
-        ("arithmetic", "answer", rows_of(make_tasks.tasks)),
-        ("arithmetic", "agent", rows_of(make_tasks.tasks)),
-        ("tiny_code", None, write_tasks),
-    ],
-)
+EXAMPLES = [
+    ("shop", "rollout", rows_of(shop.rows)),
+    ("arithmetic", "answer", rows_of(make_tasks.tasks)),
+    ("arithmetic", "agent", rows_of(make_tasks.tasks)),
+    ("tiny_code", None, write_tasks),
+]
+
+
+def copy_example(
+    folder: Path, name: str, environment: str | None, write: Callable[[Path], None]
+) -> None:
+    """The run file of an example, with its tasks and the environment of this name."""
+    example = ROOT / "examples" / name
+    run = (example / "run.yaml").read_text()
+    if environment is not None:
+        shutil.copy(example / "environment.py", folder)
+        run = run.replace("environment.py:answer", f"environment.py:{environment}")
+    (folder / "run.yaml").write_text(run)
+    write(folder / "tasks.jsonl")
+
+
+@pytest.mark.parametrize(("name", "environment", "write"), EXAMPLES)
 def test_no_example_fails(
     tmp_path: Path, name: str, environment: str | None, write: Callable[[Path], None]
 ) -> None:
-    folder = ROOT / "examples" / name
-    run = (folder / "run.yaml").read_text()
-    if environment is not None:
-        shutil.copy(folder / "environment.py", tmp_path)
-        run = run.replace("environment.py:answer", f"environment.py:{environment}")
-    (tmp_path / "run.yaml").write_text(run)
-    write(tmp_path / "tasks.jsonl")
+    copy_example(tmp_path, name, environment, write)
     status, found, said = audit_of(tmp_path, tasks=8, episodes=40)
     assert status == 0, said
     assert len(found) == 21

@@ -9,6 +9,7 @@ COMMANDS_RUN_BY = {
     "make help": "tests/contracts/test_house_rules.py",
     "millrace agent-run": "tests/outside/test_agent_run.py",
     "millrace audit": "tests/audit/test_audit.py",
+    "python -m examples.arithmetic.make_tasks": "tests/audit/test_examples.py",
     "millrace env try": "tests/audit/test_env_try.py",
     "python -m environments.harbor": "tests/adapters/test_harbor.py",
     "millrace grade sums.py": "tests/reward_service/test_rewards_doc.py",
