@@ -241,17 +241,7 @@ class Attempts:
         progress, task = self._context.progress, self._tasks[group.prompt.task_id]
         started, started_at = time.monotonic(), time.time()
         arrivals: list[tuple[float, Trajectory]] = []
-        answers = rolling.answers = Answers(
-            task=task,
-            run_id=self._context.run_id,
-            name=f"{group.group_id}/{group.attempt}",
-            scorer=self._scorer,
-            algorithm=self._run.algorithm,
-            barrier=self._run.schedule.batch_barrier,
-            trace=self._traces.of(group.group_id),
-            progressed=self._progressed,
-            teacher=self.teacher,
-        )
+        answers = rolling.answers = self._answers(group, task)
 
         def arrived(
             index: int,
@@ -296,6 +286,19 @@ class Attempts:
             ungraded=tuple(ungraded),
             rollout_s=rolled_out - started,
             score_s=time.monotonic() - rolled_out,
+        )
+
+    def _answers(self, group: LedgerGroup, task: Task) -> Answers:
+        return Answers(
+            task=task,
+            run_id=self._context.run_id,
+            name=f"{group.group_id}/{group.attempt}",
+            scorer=self._scorer,
+            algorithm=self._run.algorithm,
+            barrier=self._run.schedule.batch_barrier,
+            trace=self._traces.of(group.group_id),
+            progressed=self._progressed,
+            teacher=self.teacher,
         )
 
     def _request(self, group: LedgerGroup, task: Task, trace: Mapping[str, str]) -> RolloutRequest:
