@@ -115,6 +115,7 @@ class OpenAIAnswers:
             return DONE
         details = self._request.prompt_details
         told = {"prompt_tokens_details": details} if details else {}
+        told |= _completion_details(self._request.journals)
         # vLLM leaves nulls out of this event alone.
         return event({**self._frame([]), "usage": self._usage(self._made) | told}) + DONE
 
