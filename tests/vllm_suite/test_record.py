@@ -8,7 +8,6 @@ import pytest
 from tests.vllm_suite.__main__ import FILES, RECORD, only_at_vllm
 
 KNOWN = {
-    "test_chat::": 5,  # an adapter that vLLM loads at its start: not recorded since
     "test_function_call::": 1,  # a forced tool, streamed: passes by chance, at both
 }
 """Tests that fail at the router alone, by a part of their names."""

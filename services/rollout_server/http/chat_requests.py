@@ -17,7 +17,7 @@ from vllm.entrypoints.openai.responses.utils import (
 )
 from vllm.exceptions import VLLMValidationError
 
-from services.rollout_server.engine.vllm_patches.messages_settings import messages_settings
+from services.rollout_server.engine.vllm_patches.route_parts import messages_settings
 
 _SAME = (
     "model", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",

@@ -13,7 +13,7 @@ from vllm.entrypoints.scale_out.derender.api_router import derender_chat_complet
 from vllm.entrypoints.scale_out.token_in_token_out.protocol import DerenderChatRequestUnion
 
 from services.protocol.rollout_server import COUNTED, REASONING_TOKENS
-from services.rollout_server.engine.vllm_patches.reasoning_count import count_reasoning
+from services.rollout_server.engine.vllm_patches.route_parts import count_reasoning
 from services.rollout_server.http.checked_body import checked
 
 _ORDER: TypeAdapter[Any] = TypeAdapter(DerenderChatRequestUnion)

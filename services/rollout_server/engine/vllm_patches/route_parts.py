@@ -1,8 +1,26 @@
-"""How many tokens of an answer are reasoning, counted by the parts of vLLM's chat route."""
+"""Parts of vLLM's own routes that have no public name."""
 
+from typing import Any
+
+from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.utils.async_utils import make_async
+
+
+async def messages_settings(
+    serving: AnthropicServingMessages, *, thinking_disabled: bool
+) -> dict[str, Any]:
+    """Arguments of `AnthropicServingMessages.to_chat_completion_request`: of the chat template.
+
+    Args:
+        serving: of the application.
+        thinking_disabled: the request switches thinking off.
+    """
+    settings: dict[str, Any] = {"merge_inline_system": serving._merge_inline_system}
+    if thinking_disabled:
+        settings["disabled_thinking_effort"] = await serving._get_disabled_thinking_effort()
+    return settings
 
 
 async def count_reasoning(
@@ -12,7 +30,9 @@ async def count_reasoning(
     prompt: list[int],
     token_ids: list[int],
 ) -> int:
-    """The count, by the parser that the model has; 0 without one.
+    """How many tokens of an answer are reasoning, as vLLM's chat route counts them.
+
+    By the parser that the model has; 0 without one.
 
     Args:
         serving: of the application.
