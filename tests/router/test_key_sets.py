@@ -49,8 +49,9 @@ async def router(cluster, vllm):
 def keys(value: Any) -> Any:
     """The names of all fields, at every level; of a list those of its different parts."""
     if isinstance(value, dict):
-        # Bytes may be none, and the names in a completion's logprobs are its tokens.
-        data = {"bytes"} | ({"top_logprobs"} if "tokens" in value else set())
+        # Bytes may be none, and the names in a completion's logprobs are its tokens. Which event
+        # of a stream has the last tokens depends on the moment.
+        data = {"bytes", "token_ids"} | ({"top_logprobs"} if "tokens" in value else set())
         names = sorted(value.keys() - _OF_VLLM_ALONE)
         return {name: None if name in data else keys(value[name]) for name in names}
     if isinstance(value, list):
