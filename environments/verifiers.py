@@ -1,8 +1,8 @@
 """Environments of the package `verifiers`, played by the policy that is being trained.
 
-The interface is that of verifiers 0.1, whose environments take an OpenAI client; 0.2 and later
-make calls of their own, which no session of the router would record. The file that a run file
-names as its environment has one line for it:
+They take an OpenAI client, and get the policy's. From 0.3 on there are tasksets beside them, and
+in 0.4 tasksets alone: see `verifiers_tasksets`. The file that a run file names as its environment
+has one line for it:
 
     rollout = verifiers_rollout("gsm8k")
 
@@ -14,8 +14,9 @@ and its tasks are written by
 import argparse
 import json
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from openai import AsyncOpenAI
 
 from environments.problems import problems_on_stderr
 from environments.turns import Rollout
+from environments.verifiers_tasksets import examples_of, load_tasks, tasks_rollout
 from services.protocol.errors import InvalidInput
 from services.protocol.run.task import Task
 
@@ -31,18 +33,33 @@ _FEWEST = 2  # examples of an environment without an evaluation set
 
 
 def load(name: str, **arguments: Any) -> Any:
-    """The `verifiers` environment of this name, made with these arguments.
+    """The `verifiers` environment of this name, made with these arguments; or a taskset's tasks.
 
     Raises:
-        InvalidInput: verifiers is not there, or has not the interface that is needed here.
+        InvalidInput: verifiers is not there, or is too old.
     """
     try:
         library = import_module("verifiers")
+        if _is_taskset(name):
+            return load_tasks(name, **arguments)
         import_module("verifiers.clients")
-    except ImportError:
-        fix = "It takes verifiers 0.1: `pip install 'millrace[verifiers]'`."
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] != "verifiers":
+            raise
+        fix = "It takes verifiers 0.1.11 to 0.4: `pip install 'millrace[verifiers]'`."
         raise InvalidInput("verifiers environment", name, fix) from None
     return library.load_environment(name, **arguments)
+
+
+def _is_taskset(name: str) -> bool:
+    """Whether it is no environment, of which 0.4 has none."""
+    if find_spec("verifiers.envs") is None:
+        return True
+    try:
+        module = import_module(name.rpartition("/")[2].replace("-", "_"))
+    except ImportError:
+        return False  # verifiers says better what is wrong
+    return not hasattr(module, "load_environment")
 
 
 def verifiers_rollout(name: str, **arguments: Any) -> Rollout:
@@ -51,10 +68,15 @@ def verifiers_rollout(name: str, **arguments: Any) -> Rollout:
     The run sets sampling parameters; those of the environment have no effect. An error inside
     the environment is an error of the episode, which then has no reward.
 
+    Args:
+        name: as verifiers knows it.
+        arguments: of the environment, or of the taskset.
+
     Raises:
         InvalidInput: as for `load`.
     """
-    environment = load(name, **arguments)
+    if isinstance(environment := load(name, **arguments), Sequence):
+        return tasks_rollout(name, environment)
     chat = import_module("verifiers.clients").OpenAIChatCompletionsClient
 
     async def rollout(client: AsyncOpenAI, task: Task) -> float:
@@ -70,8 +92,8 @@ def verifiers_rollout(name: str, **arguments: Any) -> Rollout:
 def task_rows(environment: Any) -> Iterator[dict[str, Any]]:
     """The environment's examples as rows of a task file.
 
-    Its evaluation set is held out. Without one a tenth of its training set is, drawn at random and
-    always the same.
+    Its evaluation set is held out. Without one a tenth of its training set is, or of a taskset's
+    tasks, drawn at random and always the same.
 
     Raises:
         InvalidInput: there are too few examples to hold one out.
@@ -85,12 +107,18 @@ def task_rows(environment: Any) -> Iterator[dict[str, Any]]:
 
 def _sets(environment: Any) -> dict[str, Iterable[dict[str, Any]]]:
     """The examples by split; no example has both."""
+    if isinstance(environment, Sequence):
+        return _held_out(list(examples_of(environment)))
     examples, evaluation = environment.get_dataset(), environment.get_eval_dataset()
     # Without an evaluation set it answers with its training set. It may build the set when it is
     # asked, and only then says whether it has one.
     has_none = getattr(environment, "eval_dataset", evaluation) is None
     if evaluation is not examples and not has_none:
         return {"train": examples, "heldout": evaluation}
+    return _held_out(examples)
+
+
+def _held_out(examples: Any) -> dict[str, Iterable[dict[str, Any]]]:
     count = len(examples)
     if count < _FEWEST:
         fix = f"It has no evaluation set: give it one, or {_FEWEST} examples, of which one is held"

@@ -29,16 +29,22 @@ TESTS_S = 900.0
 VERSIONS = {
     "gymnasium": ("1.4.0", "1.2.3", "1.0.0"),
     "openenv-core": ("0.3.0", "0.2.3", "0.2.2"),
-    "verifiers": ("0.1.14",),
+    "verifiers": ("0.4.0", "0.3.1", "0.3.0", "0.2.1", "0.2.0", "0.1.14", "0.1.12", "0.1.11"),
+    "mcp": ("2.3.0",),
     "harbor": ("0.26.0", "0.20.0", "0.13.0"),
 }
 """Of each package that has an adapter, those that are tried; the newest first."""
 FILES = {
-    "gymnasium": "gymnasium",
-    "openenv-core": "openenv",
-    "verifiers": "verifiers",
-    "harbor": "harbor",
+    "gymnasium": ("gymnasium",),
+    "openenv-core": ("openenv",),
+    "verifiers": ("verifiers",),
+    "verifiers 0.4.0": ("verifiers_tasksets",),
+    "verifiers 0.3.1": ("verifiers", "verifiers_tasksets"),
+    "verifiers 0.3.0": ("verifiers", "verifiers_tasksets"),
+    "mcp": ("mcp",),
+    "harbor": ("harbor",),
 }
+"""The tests of each package, or of a version that has others."""
 PYTHON = {"harbor": "3.12"}
 """The Python of a package that cannot do with the one that runs this."""
 _FOR_TESTS = ("pytest", "pytest-asyncio", "pytest-timeout", "hypothesis")
@@ -70,8 +76,8 @@ def run(name: str, folder: Path) -> Result:
     python = python_with(needs, home, PYTHON.get(package, sys.executable))
     with tempfile.TemporaryDirectory(prefix="adapters-") as temporary:
         results = Path(temporary) / "results.xml"
-        tests = f"tests/adapters/test_{FILES[package]}.py"
-        command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", tests]
+        tests = [f"tests/adapters/test_{one}.py" for one in FILES.get(name, FILES[package])]
+        command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
         done = subprocess.run(
             [*command, f"--junitxml={results}", f"--basetemp={temporary}/tests"],
             cwd=ROOT,

@@ -61,6 +61,7 @@ IMPORTS_BY_NAME = {
     "environments/mcp.py",
     "environments/openenv.py",
     "environments/verifiers.py",
+    "environments/verifiers_tasksets.py",
     "services/reward_service/jailed/answer.py",
     "services/reward_service/jailed/build.py",
 }

@@ -1,4 +1,4 @@
-"""Surroundings of environments and graders for as long as a check plays in them, mostly broken."""
+"""What is around environments and graders while a check plays in them: mostly something broken."""
 
 import asyncio
 import contextlib
