@@ -1,4 +1,4 @@
-"""The record of vLLM's own server tests: those that pass at vLLM alone are known, with why."""
+"""The record of vLLM's own server tests: what passes at vLLM passes at the router."""
 
 import json
 from importlib.metadata import version
@@ -7,19 +7,11 @@ import pytest
 
 from tests.vllm_suite.__main__ import FILES, RECORD, only_at_vllm
 
-KNOWN = {
-    "test_function_call::": 1,  # a forced tool, streamed: passes by chance, at both
-}
-"""Tests that fail at the router alone, by a part of their names."""
-
 record = json.loads(RECORD.read_text(encoding="utf-8"))
 
 
-def test_what_passes_at_vllm_passes_at_the_router_but_for_what_is_known() -> None:
-    only_there = only_at_vllm(record["tests"])
-    found = {part: sum(part in name for name in only_there) for part in KNOWN}
-    assert found == KNOWN
-    assert len(only_there) == sum(KNOWN.values())
+def test_what_passes_at_vllm_passes_at_the_router() -> None:
+    assert only_at_vllm(record["tests"]) == []
     passed = [name for name, (at_vllm, _) in record["tests"].items() if at_vllm == "passed"]
     assert len(passed) > 150
 
