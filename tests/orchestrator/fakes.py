@@ -461,7 +461,8 @@ class World:
             "steps": 5,
             "batch_groups": 4,
             "group_size": 4,
-            "rollout_timeout_s": 5.0,
+            # A busy machine takes longer than that to start an environment's process.
+            "rollout_timeout_s": 60.0 if "environment" in changes else 5.0,
             "checkpoint": {"every": 2},
         }
         return RunConfig.model_validate(fields | changes)

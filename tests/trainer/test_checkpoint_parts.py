@@ -24,7 +24,8 @@ def host_moments(module: nn.Linear) -> torch.optim.Optimizer:
 
 
 def muon(module: nn.Linear) -> torch.optim.Optimizer:
-    return MuonWithAdamW([module.weight], [module.bias], momentum=0.9, fused=True, **SETTINGS)
+    others = [{"params": [module.bias]}]
+    return MuonWithAdamW([module.weight], others, momentum=0.9, fused=True, **SETTINGS)
 
 
 def eight_bits(module: nn.Linear) -> torch.optim.Optimizer:
