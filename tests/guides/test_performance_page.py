@@ -3,26 +3,11 @@
 import runpy
 from pathlib import Path
 
-from pydantic import BaseModel
-
-from services.orchestrator.config import OrchestratorConfig
 from services.protocol.yaml_text import load_yaml
-from services.reward_service.config import RewardServiceConfig
-from services.rollout_server.config import RolloutServerConfig
-from services.router.config import RouterConfig
-from services.trainer.config import TrainerConfig
-from services.weight_bus.config import WeightBusConfig
+from tests.deploy.test_compatibility import CLASSES
 
 ROOT = Path(__file__).parents[2]
 MAKER = runpy.run_path(str(ROOT / "docs" / "make_performance.py"))
-CONFIGS: dict[str, type[BaseModel]] = {
-    "weight_bus": WeightBusConfig,
-    "reward_service": RewardServiceConfig,
-    "trainer": TrainerConfig,
-    "rollout_server": RolloutServerConfig,
-    "router": RouterConfig,
-    "orchestrator": OrchestratorConfig,
-}
 SIZES_AND_ADDRESSES = {
     *("activation_checkpointing", "bucket_mb", "checkpoints_kept", "device", "dtype"),
     "enforce_eager",  # an engine on GPUs captures graphs; one on CPUs has none
@@ -60,6 +45,6 @@ def test_the_documentation_measures_the_shipped_defaults() -> None:
     for name in ("laptop", "cluster"):
         for application in load_yaml(ROOT / "deploy" / f"{name}.yaml")["applications"]:
             for key, value in application.get("args", {}).items():
-                field = CONFIGS[application["name"]].model_fields[key]
+                field = CLASSES[application["name"]].model_fields[key]
                 same = key in SIZES_AND_ADDRESSES or value == field.default
                 assert same, f"{name}.yaml: {application['name']}.{key} is another than measured"
