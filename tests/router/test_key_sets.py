@@ -50,8 +50,10 @@ def keys(value: Any) -> Any:
     """The names of all fields, at every level; of a list those of its different parts."""
     if isinstance(value, dict):
         # Bytes may be none, and the names in a completion's logprobs are its tokens. Which event
-        # of a stream has the last tokens depends on the moment.
-        data = {"bytes", "token_ids"} | ({"top_logprobs"} if "tokens" in value else set())
+        # of a stream has the last tokens, and whether one follows that with the prompt's, depends
+        # on the moment.
+        data = {"bytes", "token_ids", "prompt_token_ids"}
+        data |= {"top_logprobs"} if "tokens" in value else set()
         names = sorted(value.keys() - _OF_VLLM_ALONE)
         return {name: None if name in data else keys(value[name]) for name in names}
     if isinstance(value, list):
@@ -79,6 +81,7 @@ def _events(response) -> list[Any]:
 async def test_a_whole_answer_has_exactly_the_fields_of_vllms(router, vllm, case):
     ours, theirs = await _both(router, vllm, case)
     assert keys(ours.json()) == keys(theirs.json())
+    assert _of_prompt([ours.json()]) == _of_prompt([theirs.json()])
 
 
 @pytest.mark.parametrize("stream", STREAMS)
@@ -90,6 +93,14 @@ async def test_the_events_of_a_stream_have_exactly_the_fields_of_vllms(router, v
     assert ours.keys() ^ theirs.keys() <= {"middle"}
     both = ours.keys() & theirs.keys()
     assert {kind: ours[kind] for kind in both} == {kind: theirs[kind] for kind in both}
+    ours_of_prompt, theirs_of_prompt = [_of_prompt(_events(answer)) for answer in answers]
+    assert ours_of_prompt == theirs_of_prompt
+
+
+def _of_prompt(events: list[Any]) -> list[tuple[int, list[int]]]:
+    """The tokens of prompts, each with the number of its event."""
+    parts = [(at, part) for at, event in enumerate(events) for part in (event, *event["choices"])]
+    return [(at, ids) for at, part in parts if (ids := part.get("prompt_token_ids")) is not None]
 
 
 def _by_kind(events: list[Any]) -> dict[str, Any]:
