@@ -196,6 +196,7 @@ class SessionSummary(_Answer):
         metadata: what its maker said of it.
         reward: what `finish` said, on top of rewards before it; None for nothing.
         turn_rewards: rewards before its end, by the number of the newest call then, 0 for none.
+        token_rewards: others, one of each token of a call, by the call's number.
         text: the answer that `finish` gave to be graded.
         grader: that `finish` named.
         failure: why there is no result, as `finish` said.
@@ -219,6 +220,7 @@ class SessionSummary(_Answer):
     metadata: dict[str, str]
     reward: float | None
     turn_rewards: dict[int, float] = {}
+    token_rewards: dict[int, list[float]] = {}
     text: str | None = None
     grader: str | None = None
     failure: str | None = None

@@ -27,8 +27,9 @@ class ScoredTrajectory:
         teacher: the teacher's logprob of each token of the answer; None without a teacher.
         given: its answer was not sampled, and is learned from as it is.
         named: rewards that are normalised each by itself, as many of every trajectory of a run.
-        returns: of each turn, one past its last response token, and the sum of the rewards from it
-            on; empty where all tokens have the reward. The last turn ends with the response.
+        returns: of each turn, or each response token with credit by token, one past its last
+            response token, and the sum of the rewards from it on; empty where all tokens have the
+            reward. The last one ends with the response.
     """
 
     trajectory: Trajectory
@@ -68,7 +69,8 @@ class TokenRows:
         span_version: int32 `[P]`, the policy version of each span.
         span_tokens: int32 `[P]`, its tokens.
         teacher: float32 `[R]`, a teacher's logprobs of the answers' tokens; empty without one.
-        turns: int32 `[S]`, turns of each answer; 0 where all its tokens have one reward.
+        turns: int32 `[S]`, turns of each answer, with credit by token as many as it has tokens; 0
+            where all its tokens have one reward.
         turn_tokens: int32 `[U]`, response tokens of each turn.
         turn_return: float64 `[U]`, the sum of the rewards from it on, or the advantage that is made
             of it.

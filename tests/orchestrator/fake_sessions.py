@@ -45,6 +45,7 @@ class FakeSessions:
         self.open[name].append(body)
         good = random.Random(body["seed"]).random() < 0.5
         self.sampled += 3
+        tokens = [{"token": "t", "logprob": -0.5, "bytes": [116], "top_logprobs": []}] * 3
         return web.json_response(
             {
                 "id": "c",
@@ -56,6 +57,7 @@ class FakeSessions:
                         "index": 0,
                         "finish_reason": "stop",
                         "message": {"role": "assistant", "content": "good" if good else "bad"},
+                        "logprobs": {"content": tokens} if body.get("logprobs") else None,
                     }
                 ],
             }

@@ -126,6 +126,28 @@ async def test_rewards_of_turns_add_up(cluster):
     assert [score.reward for *_, score in arrived] == [1.75, 1.75]
 
 
+async def test_rewards_of_tokens_are_as_many_as_logprobs_show(cluster):
+    async def agent(session: str, task: dict[str, Any]) -> None:
+        url = f"{cluster.url}/v1/sessions/{session}/rewards"
+        async with openai.AsyncOpenAI(base_url=f"{cluster.url}/v1", api_key=session) as client:
+            answer = await client.chat.completions.create(
+                model="any", messages=[{"role": "user", "content": "hi"}], logprobs=True
+            )
+        shown = len(answer.choices[0].logprobs.content)
+        for more, status in ((1, 400), (-1, 400), (0, 200)):
+            rewards = {"token_rewards": [0.5] * (shown + more)}
+            assert (await cluster.http.post(url, json=rewards)).status_code == status
+        assert (await cluster.http.post(url, json={})).status_code == 400
+        await end(cluster, session, reward=1)
+
+    arrived, failed = await sampled(cluster, request(), agent)
+    assert failed is None
+    for _, one, score in arrived:
+        tokens = sum(one.loss_mask)
+        assert tokens == len(one.response_token_ids)
+        assert score.returns == ((tokens, 1 + tokens / 2),)
+
+
 @pytest.mark.parametrize("ending", [{}, {"text": "an answer"}], ids=["last answer", "text"])
 async def test_the_tasks_grader_judges_where_an_agent_does_not(cluster, ending):
     async def agent(session: str, task: dict[str, Any]) -> None:

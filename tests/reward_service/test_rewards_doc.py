@@ -121,6 +121,18 @@ async def test_the_settings_of_the_page_are_ones() -> None:
     assert algorithm.decoupled == {"correct": 1.0, "format": 0.2}
 
 
+async def test_the_environment_of_the_page_rewards_each_token() -> None:
+    (program,) = _blocks("Rewards of tokens", "python")
+    names: dict[str, Any] = {}
+    exec(program, names)
+    entries = [mock.Mock(token=token) for token in ("4", "!", "<end>")]
+    choice = mock.Mock(message=mock.Mock(content="4!"), logprobs=mock.Mock(content=entries))
+    client = mock.MagicMock()
+    client.chat.completions.create = mock.AsyncMock(return_value=mock.Mock(choices=[choice]))
+    task = mock.Mock(data={"answer": "4"})
+    assert await names["rollout"](client, task) == [[0.0, -0.1, 1.0]]
+
+
 async def test_the_environment_of_the_page_rewards_each_call() -> None:
     (program,) = _blocks("Rewards of turns", "python")
     names: dict[str, Any] = {}

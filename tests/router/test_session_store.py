@@ -119,6 +119,25 @@ def test_rewards_of_turns_that_add_up_to_one_make_one():
     assert session.ending.reward == 1.0
 
 
+def test_rewards_of_tokens_are_kept_by_their_call_and_count_in_the_sum():
+    store = _store()
+    session = store.create({}, now=0.0, wall=0.0)
+    with pytest.raises(RequestFailed, match="1 for the 0 tokens"):
+        store.add_reward(session, [1.0], now=0.0)
+    store.end(session.id, store.begin(session, now=0.0).number, _call(4), now=0.0)
+    tokens = len(session.tree.reading().leaves()[0].sampled)
+    with pytest.raises(RequestFailed) as refused:
+        store.add_reward(session, [1.0] * (tokens + 1), now=0.0)
+    assert refused.value.status == 400
+    for _ in range(2):
+        store.add_reward(session, [0.5] * tokens, now=0.0)
+    store.add_reward(session, 0.25, now=0.0)
+    store.finish(session, SessionEnding(), now=1.0, wall=1.0)
+    summary = session.summary()
+    assert summary.token_rewards == {1: [1.0] * tokens}
+    assert (summary.turn_rewards, summary.reward) == ({1: 0.25}, tokens + 0.25)
+
+
 def test_rewards_before_the_end_are_kept_by_the_newest_call_then():
     store = _store()
     session = store.create({}, now=0.0, wall=0.0)

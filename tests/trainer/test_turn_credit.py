@@ -1,4 +1,4 @@
-"""Credit by turn, against numbers worked out by hand."""
+"""Credit by turn and by token, against numbers worked out by hand."""
 
 import numpy as np
 import pytest
@@ -84,7 +84,41 @@ def test_tokens_of_each_turn_get_its_advantage_and_equal_groups_none() -> None:
     assert found[3] == pytest.approx([0.0, -high])
 
 
+def test_a_token_is_compared_with_the_token_at_its_place_in_the_others() -> None:
+    # Rewards by token: 0 1 0 1, and 1 0; sums from each on: 2 2 1 1, and 1 0 (0 0).
+    longer = episode((1, 2.0), (2, 2.0), (3, 1.0), (4, 1.0), mask=(1, 1, 0, 1))
+    shorter = episode((1, 1.0), (2, 0.0), mask=(1, 1))
+    group = TrainGroup(group_id=1, trajectories=(longer, shorter))
+    batch = GroupBatch(run_id="run", step=1, groups=(group,)).built
+    algorithm = AlgorithmConfig(credit="token")
+    plan = plan_step(batch, algorithm, seed="1", limits=LIMITS, vocabulary=50)
+    ((rows,),) = plan.part(0).micro_batches()
+    micro = collate(rows, 1)
+    high = 0.5**0.5  # two numbers, whatever their distance; the second token of 2 - 0 as well
+    own = {place: row for row, place in enumerate(rows.place.tolist())}
+    assert micro.advantage[micro.row == own[0]].tolist() == pytest.approx([high] * 3)
+    assert micro.advantage[micro.row == own[1]].tolist() == pytest.approx([-high] * 2)
+
+
+def test_tokens_of_three_answers_are_normalised_place_by_place() -> None:
+    returns = [np.array([1.0, 1.0, 4.0]), np.array([1.0, 2.0]), np.array([1.0, 3.0, 3.0])]
+    found = turn_advantages(returns)
+    # place 1: all equal; place 2: 1 2 3, deviation 1; place 3: 4 2 3, the second stands at its end
+    assert found[0].tolist() == pytest.approx([0.0, -1.0, 1.0])
+    assert found[1].tolist() == pytest.approx([0.0, 0.0])
+    assert found[2].tolist() == pytest.approx([0.0, 1.0, 0.0])
+
+
+def test_many_tokens_get_the_same_numbers_as_one_after_the_other() -> None:
+    chance = np.random.default_rng(0)
+    returns = [chance.normal(size=50) for _ in range(16)]
+    found = np.array(turn_advantages(returns))
+    alone = [grpo_advantages(np.array([one[place] for one in returns])) for place in range(50)]
+    assert np.array_equal(found, np.array(alone).T)
+
+
 def test_what_credit_by_turn_cannot_go_with_is_refused() -> None:
     for keys in ({"advantage": "rloo"}, {"rewards": {"a": 1.0}}, {"overlong_limit": 5}):
-        with pytest.raises(ValueError, match="credit: turn needs advantage: grpo"):
-            AlgorithmConfig.model_validate({"credit": "turn"} | keys)
+        for credit in ("turn", "token"):
+            with pytest.raises(ValueError, match=f"credit: {credit} needs advantage: grpo"):
+                AlgorithmConfig.model_validate({"credit": credit} | keys)

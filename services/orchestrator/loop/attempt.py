@@ -5,7 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import chain, pairwise, zip_longest
 
 from services.ledger.sample_group import LedgerGroup
 from services.observability import tracing
@@ -31,7 +31,7 @@ from services.protocol.run.algorithm import AlgorithmConfig
 from services.protocol.run.task import Task
 from services.protocol.trajectory import Trajectory
 
-_SEVERAL = "credit: turn needs episodes in which each call goes on from the one before it"
+_SEVERAL = "needs episodes in which each call goes on from the one before it"
 _log = Log("orchestrator")
 
 
@@ -118,15 +118,14 @@ class Answers:
             (index, trajectory, future or self._submit(index, trajectory), taught)
             for (index, trajectory, future), taught in sorted(asked, key=lambda item: item[0][0])
         ]
-        by_turn = self.algorithm.credit == "turn"
+        credit = self.algorithm.credit
         pieces = Counter(index for index, *_ in waiting)
         for index, trajectory, future, taught in waiting:
             weights = {} if self.task.given else self.algorithm.rewards
             score = finite(weighed(await future, weights))
-            if by_turn and pieces[index] > 1:
-                score = Score.ungraded(
-                    _SEVERAL, job_id=score.job_id, total=score.total, cause="several_trajectories"
-                )
+            if credit != "episode" and pieces[index] > 1:
+                problem, cause = f"credit: {credit} {_SEVERAL}", "several_trajectories"
+                score = Score.ungraded(problem, job_id=score.job_id, total=score.total, cause=cause)
             if taught and score.reward is None:
                 taught.cancel()
             try:
@@ -135,14 +134,13 @@ class Answers:
                 score = Score.ungraded(f"teacher: {error}", job_id=score.job_id, total=score.total)
             if score.reward is not None:
                 named = tuple(score.rewards.get(name, 0.0) for name in self.algorithm.decoupled)
-                whole = ((len(trajectory.response_token_ids), score.reward),)
                 graded.append(
                     Graded(
                         trajectory=trajectory,
                         score=score,
                         teacher=logprobs,
                         named=named,
-                        returns=score.returns or whole if by_turn else (),
+                        returns=_parts(score, trajectory, credit),
                     )
                 )
                 continue
@@ -174,6 +172,19 @@ class Answers:
         if tracing.is_on():
             scored.add_done_callback(lambda future: _scored(span, future))
         return scored
+
+
+def _parts(score: Score, trajectory: Trajectory, credit: str) -> tuple[tuple[int, float], ...]:
+    """See `Graded.returns`."""
+    if credit == "episode":
+        return ()
+    tokens = len(trajectory.response_token_ids)
+    turns = score.returns or ((tokens, score.reward or 0.0),)
+    if credit == "turn":
+        return turns
+    sizes = [end - begin for (begin, _), (end, _) in pairwise([(0, 0.0), *turns])]
+    values = [[value] * size for (_, value), size in zip(turns, sizes, strict=True)]
+    return tuple(enumerate(chain(*values), 1))
 
 
 def _scored(span: Span, future: asyncio.Future[Score]) -> None:

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, TypeGuard
 
@@ -110,8 +111,11 @@ def _outcome(result: object) -> dict[str, Any]:
             return {"rewards": named_rewards(result)}
         except (TypeError, ValueError) as problem:
             return {"reason": "environment_result", "error": str(problem)[:_SHOWN]}
-    if isinstance(result, list) and result and all(map(_is_reward, result)):
-        return {"reward": reward_sum(result), "of_calls": [float(one) for one in result]}
+    if isinstance(result, list) and result:
+        of_calls = [one for value in result if (one := _of_call(value)) is not None]
+        if len(of_calls) == len(result):
+            every = (one if isinstance(one, list) else [one] for one in of_calls)
+            return {"reward": reward_sum(chain.from_iterable(every)), "of_calls": of_calls}
     if _is_reward(result):
         return {"reward": float(result)}
     error = f"rollout returned {result!r}"[:_SHOWN]
@@ -120,6 +124,13 @@ def _outcome(result: object) -> dict[str, Any]:
 
 def _is_reward(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _of_call(value: object) -> float | list[float] | None:
+    """A reward of a call, or one for each of its tokens; None for neither."""
+    if isinstance(value, list) and value and all(map(_is_reward, value)):
+        return [float(one) for one in value]
+    return float(value) if _is_reward(value) else None
 
 
 def load_rollout(name: str) -> Rollout:

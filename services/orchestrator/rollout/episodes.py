@@ -15,6 +15,7 @@ from services.http.api_key import key_header
 from services.observability.log import Log
 from services.observability.metrics import RunMetrics
 from services.orchestrator.config import OrchestratorConfig
+from services.orchestrator.rollout.call_rewards import misfit, returns
 from services.orchestrator.rollout.limits import LimitReached, RolloutLimits, limited
 from services.orchestrator.rollout.rollout import (
     WHOLE_DISTRIBUTION,
@@ -68,8 +69,9 @@ class EpisodePlayer(Protocol):
         """Play one episode to its `{"reward": number}`, `{"rewards": {name: number}}`,
         `{"text": text}` for the task's grader, or `{}` if the grader shall have its last answer;
         with `grader`, that one shall have it. Beside a reward, `turns` has those of its parts that
-        came before the end, by the number of the newest call then; or `of_calls` those of all
-        calls.
+        came before the end, by the number of the newest call then, and `tokens` lists of those
+        that went to single tokens of that call; or `of_calls` has those of all calls, each a
+        number or such a list.
 
         It has no deadline; a cancelled call ends the episode.
 
@@ -89,9 +91,16 @@ class EpisodeSampler:
     """
 
     def __init__(
-        self, config: OrchestratorConfig, *, player: EpisodePlayer, model: str, run_id: str
+        self,
+        config: OrchestratorConfig,
+        *,
+        player: EpisodePlayer,
+        model: str,
+        run_id: str,
+        by_token: bool = False,
     ) -> None:
-        self._config = config
+        """`by_token`: single tokens keep rewards of their own."""
+        self._config, self._by_token = config, by_token
         self._model = model
         self._run_id = run_id
         self._key = config.router_key
@@ -214,8 +223,7 @@ class EpisodeSampler:
         trajectories = played.trajectories
         if failure is None and not trajectories:
             failure = _nothing(played.unrecorded_calls)
-        if failure is None and len(outcome.get("of_calls", ())) not in (0, played.calls):
-            problem = f"it has rewards of {len(outcome['of_calls'])} calls and made {played.calls}"
+        if failure is None and (problem := misfit(outcome, played)):
             failure = RolloutFailed("environment_result", problem)
         if failure is None and not outcome.keys() - {"grader"}:
             outcome |= {"text": trajectories[-1].text}
@@ -228,7 +236,9 @@ class EpisodeSampler:
                 arrived(index, replace(trajectory, text=outcome["text"]), **chosen)
             else:
                 score = _score(request, outcome, failure)
-                arrived(index, trajectory, replace(score, returns=_returns(outcome, turns)))
+                if failure is None:
+                    score = replace(score, returns=returns(outcome, turns, by_token=self._by_token))
+                arrived(index, trajectory, score)
         return failure
 
     def _chosen(self, task: Task, outcome: dict[str, Any]) -> dict[str, AnyGrader]:
@@ -334,20 +344,6 @@ def _nothing(unrecorded_calls: int) -> RolloutFailed:
         return RolloutFailed("environment_unrecorded", problem)
     problem = "rollout ended without a call through its client"
     return RolloutFailed("environment_never_called", problem)
-
-
-def _returns(
-    outcome: dict[str, Any], turns: list[tuple[int, int]]
-) -> tuple[tuple[int, float], ...]:
-    """See `Score`; empty without rewards before the end."""
-    given: dict[int, float] = outcome.get("turns") or dict(
-        enumerate(outcome.get("of_calls", ()), 1)
-    )
-    if not given:
-        return ()
-    total = float(outcome["reward"])
-    earlier = [reward_sum(one for at, one in given.items() if at < number) for _, number in turns]
-    return tuple((end, total - before) for (end, _), before in zip(turns, earlier, strict=True))
 
 
 def _score(

@@ -117,7 +117,8 @@ class OutsideAgents:
             return outcome
         if ended.reward is None:
             return {}
-        return {"reward": ended.reward, "turns": ended.turn_rewards}
+        rewards = {"turns": ended.turn_rewards, "tokens": ended.token_rewards}
+        return {"reward": ended.reward, **rewards}
 
     @staticmethod
     def given_up(seen: SessionSummary | None) -> str:

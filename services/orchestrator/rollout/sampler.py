@@ -67,4 +67,5 @@ def _sampler(
         if environment in (OUTSIDE, LIVE)
         else EnvironmentProcess(environment)
     )
-    return EpisodeSampler(config, player=player, model=run.model, run_id=run_id)
+    by_token = run.algorithm.credit == "token"
+    return EpisodeSampler(config, player=player, model=run.model, run_id=run_id, by_token=by_token)

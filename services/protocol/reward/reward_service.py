@@ -126,8 +126,9 @@ class Score:
             weights of a composition or of a run make of them.
         refused: the grader failed on this answer, which the answer brought about: `reward` is
             what the task gives for that, also under each name.
-        returns: of an episode with rewards of turns, for each turn of the trajectory: one past its
-            last response token, and the sum of the rewards from it on, undiscounted.
+        returns: of an episode with rewards before its end, for each turn of the trajectory, or each
+            token with a reward of its own: one past its last response token, and the sum of the
+            rewards from it on, undiscounted.
         cause: why there is no reward, a short name for counting; empty where there is one.
     """
 

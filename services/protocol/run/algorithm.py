@@ -64,7 +64,8 @@ class AlgorithmConfig(StrictModel):
             weighted sum. Weight 0 only measures it. An answer whose grader does not name just
             these has no reward. Empty: the grader's own sum counts.
         credit: `episode` gives all tokens of an answer its reward, `turn` those of each turn the
-            sum of the rewards from that turn on, normalised in the group; for `grpo` only.
+            sum of the rewards from that turn on, `token` each the sum of those from it on, both
+            normalised in the group; for `grpo` only.
         advantage: `grpo` divides by the group's standard deviation, `dr_grpo` does not,
             `rloo` takes the mean of the others, `maxrl` divides by the mean, `lite_ppo` by the
             deviation of the whole batch, `best` is 1 for the best answers of a group and 0 for the
@@ -136,7 +137,7 @@ class AlgorithmConfig(StrictModel):
 
     preset: PresetName | None = None
     rewards: dict[RewardName, Weight] = Field(default={}, max_length=MAX_NAMES)
-    credit: Literal["episode", "turn"] = "episode"
+    credit: Literal["episode", "turn", "token"] = "episode"
     advantage: AdvantageKind = "grpo"
     loss: str = "clip"
     aggregation: Literal["token_mean", "sequence_mean", "fixed_length"] = "token_mean"
@@ -259,10 +260,11 @@ class AlgorithmConfig(StrictModel):
         if self.rewards and not any(self.rewards.values()):
             raise ValueError("rewards: all weights are 0: give the rewards to learn from another")
         penalised = self.kl.in_reward or self.overlong_limit is not None
-        if self.credit == "turn" and (self.advantage != "grpo" or self.rewards or penalised):
+        in_parts = self.credit != "episode"
+        if in_parts and (self.advantage != "grpo" or self.rewards or penalised):
             raise ValueError(
-                "credit: turn needs advantage: grpo, and goes neither with named rewards nor with "
-                "a penalty for length or in the reward (overlong_limit, kl.where: reward)"
+                f"credit: {self.credit} needs advantage: grpo, and goes neither with named rewards "
+                "nor with a penalty for length or in the reward (overlong_limit, kl.where: reward)"
             )
         if self.advantage != "gdpo":
             return self
@@ -285,7 +287,7 @@ class AlgorithmConfig(StrictModel):
             "kl.where: reward": self.kl.in_reward,
             "overlong_limit": self.overlong_limit is not None,
             "advantage: gae": self.has_critic,
-            "credit: turn": self.credit == "turn",
+            f"credit: {self.credit}": self.credit != "episode",
             "gamma": self.gamma != 1,
         }
         for idle in (name for name, is_set in shapes.items() if is_set):

@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from services.http.json_body import disconnected, read_body
 from services.http.openapi import ERRORS, json_body
@@ -21,7 +21,7 @@ from services.protocol.session import (
     SessionSummary,
     SessionTaken,
 )
-from services.protocol.strict import StrictModel, first_problem
+from services.protocol.strict import StrictModel, first_problem, wrong_field
 from services.router.errors import RequestFailed, bad_request
 from services.router.http.answer_endpoint import parsed
 from services.router.http.openapi import query
@@ -55,9 +55,16 @@ class _Take(StrictModel):
 
 
 class _Reward(StrictModel):
-    """Body of POST /v1/sessions/{id}/rewards."""
+    """Body of POST /v1/sessions/{id}/rewards: a reward, or one of each token of the newest call."""
 
-    reward: Reward
+    reward: Reward | None = None
+    token_rewards: list[Reward] | None = Field(default=None, min_length=1)
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        if (self.reward is None) == (self.token_rewards is None):
+            raise wrong_field("reward", self.reward, "Give it or token_rewards.")
+        return self
 
 
 class _Finish(SessionEnding):
@@ -172,9 +179,11 @@ def _add_work(routes: APIRouter, sessions: SessionRecords, *, read_s: float) -> 
 
     @routes.post("/{name}/rewards", response_model=SessionSummary, openapi_extra=_body_of(_Reward))
     async def reward(name: str, request: Request) -> Response:
-        """Count a reward before the end, as for a turn; the session's is the sum."""
+        """Count a reward before the end, as for a turn or its tokens; the session's is the sum."""
         asked = await _reward_of(_Reward, name, request, read_s)
-        return _json(await sessions.add_reward(name, asked.reward))
+        given = asked.token_rewards if asked.reward is None else asked.reward
+        assert given is not None, "checked as the body was read"
+        return _json(await sessions.add_reward(name, given))
 
 
 def _add_interrupt(routes: APIRouter, interruptions: Interruptions, *, read_s: float) -> None:

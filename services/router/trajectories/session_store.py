@@ -1,11 +1,12 @@
 """The recorded sessions of one router: pure, bounded in number, tokens and time."""
 
+import operator
 import time
 import uuid
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from typing import Literal
 
 from services.protocol.reward.reward_sum import reward_sum
@@ -59,6 +60,7 @@ class Session:
     taken: bool = False
     begun: int = 0
     earned: dict[int, float] = field(default_factory=dict)
+    earned_by_token: dict[int, list[float]] = field(default_factory=dict)
     ending: SessionEnding = field(default_factory=SessionEnding)
     cursor: int | None = None
     calls: Counter[CallKind] = field(default_factory=Counter)
@@ -95,6 +97,7 @@ class Session:
             created=self.created,
             metadata=self.metadata,
             turn_rewards=dict(self.earned),
+            token_rewards=dict(self.earned_by_token),
             **dict(self.ending),
             offer="none" if self.offer is None else "taken" if self.taken else "waiting",
             cursor=self.cursor,
@@ -251,11 +254,11 @@ class SessionStore:
         self._drop_excess(now)
         return kind
 
-    def add_reward(self, session: Session, reward: float, *, now: float) -> None:
-        """Count a reward of an open session.
+    def add_reward(self, session: Session, reward: float | list[float], *, now: float) -> None:
+        """Count a reward of an open session, or one of each token of its newest call.
 
         Raises:
-            RequestFailed: 409 `session_finished`.
+            RequestFailed: 409 `session_finished`, 400 for another number of tokens.
         """
         if session.state == "finished":
             message = (
@@ -263,7 +266,18 @@ class SessionStore:
             )
             raise RequestFailed(409, "session_finished", message, param="reward")
         call = session.tree.calls
-        session.earned[call] = reward + session.earned.get(call, 0.0)
+        if isinstance(reward, list):
+            tokens = session.tree.newest_tokens()
+            if len(reward) != tokens:
+                message = (
+                    f"token_rewards: {len(reward)} for the {tokens} tokens of the session's newest "
+                    "call: give one of each, as many as its logprobs have entries"
+                )
+                raise bad_request(message, "token_rewards")
+            known = session.earned_by_token.get(call, [0.0] * tokens)
+            session.earned_by_token[call] = list(map(operator.add, reward, known))
+        else:
+            session.earned[call] = reward + session.earned.get(call, 0.0)
         self._use(session, now)
 
     def finish(self, session: Session, ending: SessionEnding, *, now: float, wall: float) -> None:
@@ -274,8 +288,9 @@ class SessionStore:
                 offered.
         """
         whole = ending
-        if session.earned and (ending.failure, ending.text, ending.grader) == (None, None, None):
-            total = reward_sum((*session.earned.values(), ending.reward or 0.0))
+        earned = [*session.earned.values(), *chain(*session.earned_by_token.values())]
+        if earned and (ending.failure, ending.text, ending.grader) == (None, None, None):
+            total = reward_sum((*earned, ending.reward or 0.0))
             whole = SessionEnding.model_construct(reward=total)
         if session.state == "finished":
             if ending == SessionEnding() or whole == session.ending:

@@ -145,11 +145,12 @@ class Sessions:
         session = None if name is None else self._store.find(name)
         return None if session is None or session.offer is None else session.offer.model
 
-    async def add_reward(self, name: str, reward: float) -> SessionSummary:
-        """Count a reward before the end of an open session.
+    async def add_reward(self, name: str, reward: float | list[float]) -> SessionSummary:
+        """Count a reward before the end of an open session, or those of its newest tokens.
 
         Raises:
-            RequestFailed: 404 `session_not_found`, 409 if it is finished.
+            RequestFailed: 404 `session_not_found`, 409 if it is finished, 400 for rewards of
+                another number of tokens than the newest call has.
         """
         with self._ended.counted(name, self._store.find(name), "late"):
             session = self._found(name)

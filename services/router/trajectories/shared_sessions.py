@@ -76,7 +76,7 @@ class SharedSessions:
             return None
         return await self._ask("offered_model", name)
 
-    async def add_reward(self, name: str, reward: float) -> SessionSummary:
+    async def add_reward(self, name: str, reward: float | list[float]) -> SessionSummary:
         """See `Sessions`."""
         return await self._ask("add_reward", name, reward)
 

@@ -153,6 +153,10 @@ class TrajectoryTree:
             self.written_out += turn.depth
         return kind
 
+    def newest_tokens(self) -> int:
+        """Tokens of the newest answer; 0 if there is none."""
+        return len(self._turns[-1].sampled) if self._turns else 0
+
     def start(self, history: History) -> RecordedStart | CutReason | None:
         """The recorded tokens that a new call goes on from.
 

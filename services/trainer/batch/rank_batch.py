@@ -14,7 +14,8 @@ class Rows:
     """B trajectories that carry a gradient.
 
     Attributes:
-        tokens: theirs, prompts and answers; with credit by turn its `turn_return` are advantages.
+        tokens: theirs, prompts and answers; with credit by turn or token its `turn_return` are
+            advantages.
         place: int64 `[B]`, of each in the whole batch.
         group_ids: int64 `[B]`, of their sample groups.
         indexes: int64 `[B]`, of each in its group.

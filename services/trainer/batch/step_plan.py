@@ -40,9 +40,10 @@ class StepPlan:
         rewards: of all trajectories, and which of their tokens may be trained.
         chosen: int64 `[B]`, the trajectories that carry a gradient, in order.
         advantages: float64 `[B]`, the same for each trained token of a trajectory; where the
-            algorithm goes by token, what the whole answer earned; with credit by turn, the mean
-            over its turns.
-        rows: of the batch, with credit by turn the advantages of turns in place of their returns.
+            algorithm goes by token, what the whole answer earned; with credit by turn or token,
+            the mean over its turns or tokens.
+        rows: of the batch, with credit by turn or token the advantages of these in place of their
+            returns.
         prefixes: what they share of what is computed once.
         minibatches: indexes into `chosen`, by rank.
     """
@@ -155,7 +156,7 @@ def plan_step(
         given=batch.given,
     )
     rows, advantages = batch.rows, advantages_of(rewards, algorithm)
-    if algorithm.credit == "turn":
+    if algorithm.credit != "episode":
         rows, advantages = _by_turn(rows, rewards)
     has_gradient = _have_gradient(rows, rewards, advantages, algorithm)
     chosen = np.flatnonzero(has_gradient & (tokens > 0))
@@ -193,7 +194,7 @@ def _have_gradient(
     """bool `[S]`: what the algorithm learns from if it has a token to train."""
     if algorithm.learns_from_equal_rewards:
         return np.ones(len(advantages), dtype=np.bool_)
-    some = _moved(rows, rewards) if algorithm.credit == "turn" else _differs(rewards)
+    some = _differs(rewards) if algorithm.credit == "episode" else _moved(rows, rewards)
     found = some.repeat(rewards.sizes)
     if algorithm.advantage == "best":
         found &= advantages != 0

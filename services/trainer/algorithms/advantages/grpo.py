@@ -13,6 +13,9 @@ def grpo_advantages(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
 
     DeepSeekMath, arXiv 2402.03300, section 4.1. The paper's loss is the clipped surrogate,
     averaged over each answer and then over answers (`aggregation: sequence_mean`).
+
+    Args:
+        rewards: float64 `[..., n]`, of one group or of several of the same size.
     """
-    centred = rewards - rewards.mean()
-    return centred / (rewards.std(ddof=1) + STD_FLOOR)
+    centred = rewards - rewards.mean(axis=-1, keepdims=True)
+    return np.asarray(centred / (rewards.std(axis=-1, ddof=1, keepdims=True) + STD_FLOOR))

@@ -18,6 +18,7 @@ def turn_advantages(returns: Sequence[NDArray[np.float64]]) -> list[NDArray[np.f
     steps more than late ones. Here sums are normalised, each turn beside the same turn of the
     others; an answer that has fewer turns stands there with its last. Where every answer has a
     single reward, at its end, this is `grpo_advantages`; turns that are equal get exactly 0.
+    With `credit: token` each response token is a turn, counted from the first one on.
 
     Args:
         returns: of each answer of a sample group, its turns in order, at least one.
@@ -25,6 +26,6 @@ def turn_advantages(returns: Sequence[NDArray[np.float64]]) -> list[NDArray[np.f
     longest = max(map(len, returns))
     table = np.array([np.pad(one, (0, longest - len(one)), mode="edge") for one in returns])
     found = np.zeros_like(table)
-    for turn in np.flatnonzero(table.min(axis=0) < table.max(axis=0)):
-        found[:, turn] = grpo_advantages(table[:, turn])
+    differ = table.min(axis=0) < table.max(axis=0)
+    found[:, differ] = grpo_advantages(np.ascontiguousarray(table[:, differ].T)).T
     return [own[: len(one)] for own, one in zip(found, returns, strict=True)]
