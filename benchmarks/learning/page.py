@@ -35,10 +35,10 @@ def filled(page: str, results: Results) -> str:
         "algorithms": _curves_table(results, "algorithms"),
         "settings": _settings_table("algorithm", ALGORITHMS),
         "corrections": _settings_table("correction", CORRECTIONS),
-        "stale algorithms": _bounds_table(
+        "stale algorithms": bounds_table(
             results, "algorithm", WITH_PRESET, stale_algorithm_name, ALGORITHM_BOUNDS
         ),
-        "staleness": _bounds_table(results, "correction", CORRECTIONS, staleness_name, STALENESS),
+        "staleness": bounds_table(results, "correction", CORRECTIONS, staleness_name, STALENESS),
         "rewards": _curves_table(results, SHOP),
         "measured": _measured_table(results),
         "health": _health_table(results),
@@ -117,7 +117,7 @@ def _flat(keys: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
             yield prefix + key, value
 
 
-def _bounds_table(
+def bounds_table(
     results: Results,
     head: str,
     names: Iterable[str],

@@ -1,4 +1,5 @@
-"""Learning curves of students of a teacher, beside their twins that learn from rewards.
+"""Learning curves of students of a teacher, beside their twins that learn from rewards, and of
+students whose answers are old.
 
 Nothing but the trainer's own rank, and a model of transformers that samples: no services, no
 timing. The same command gives the same numbers again on the same machine:

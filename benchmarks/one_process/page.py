@@ -5,9 +5,10 @@ from pathlib import Path
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from benchmarks.learning.figures import IMAGES, two_curves
-from benchmarks.learning.page import Rows, steps_to
+from benchmarks.learning.matrix import ALGORITHM_BOUNDS
+from benchmarks.learning.page import Rows, bounds_table, steps_to
 from benchmarks.learning.results import Outcome, Results
-from benchmarks.one_process.matrix import DISTILLATION, TEACHER
+from benchmarks.one_process.matrix import DISTILLATION, STUDENT, TEACHER, stale_name
 from benchmarks.report import BASELINES, ROOT, markdown, with_table
 
 RESULTS = BASELINES / "one_process.json"
@@ -22,8 +23,10 @@ _LABELS = {
 
 
 def filled(page: str, results: Results) -> str:
-    """The page with the table of these results between its marks."""
-    return with_table(page, "distillation", markdown(_students(results)))
+    """The page with the tables of these results between its marks."""
+    page = with_table(page, "distillation", markdown(_students(results)))
+    stale = bounds_table(results, "preset", [STUDENT], stale_name, ALGORITHM_BOUNDS)
+    return with_table(page, "stale distillation", markdown(stale))
 
 
 def draw(results: Results) -> Path:

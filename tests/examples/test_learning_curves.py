@@ -1,4 +1,5 @@
 from itertools import groupby
+from typing import get_args
 
 import pytest
 
@@ -13,6 +14,7 @@ from benchmarks.learning.matrix import (
 )
 from benchmarks.learning.page import PAGE, filled
 from benchmarks.learning.results import RESULTS, Outcome, Results
+from services.protocol.run.algorithm_preset import PresetName
 
 BY_NAME = {one.name: one for one in configurations()}
 
@@ -51,6 +53,11 @@ def test_every_algorithm_has_a_run_at_each_bound_of_its_table(algorithm: str) ->
         one = BY_NAME[stale_algorithm_name(algorithm, bound)]
         schedule = one.run_config(seed=0, steps=2, run_root="/nowhere").schedule
         assert schedule.max_staleness == bound
+
+
+def test_every_preset_has_runs_at_each_bound_but_those_that_need_a_teacher() -> None:
+    needs_a_teacher = {"on_policy_distillation", "self_distillation"}
+    assert set(get_args(PresetName)) - set(WITH_PRESET) == needs_a_teacher
 
 
 def test_what_is_recorded_is_what_the_matrix_lists() -> None:

@@ -2,10 +2,16 @@
 
 import pytest
 
-from benchmarks.learning.matrix import Configuration
+from benchmarks.learning.matrix import ALGORITHM_BOUNDS, Configuration
 from benchmarks.learning.results import Results
 from benchmarks.one_process.grading import passes
-from benchmarks.one_process.matrix import TEACHER, configurations, with_teacher
+from benchmarks.one_process.matrix import (
+    STUDENT,
+    TEACHER,
+    configurations,
+    stale_name,
+    with_teacher,
+)
 from benchmarks.one_process.page import PAGE, RESULTS, filled
 from examples.tiny_code.tasks import all_specs, task_row
 
@@ -15,7 +21,15 @@ BY_NAME = {one.name: one for one in configurations()}
 @pytest.mark.parametrize("one", BY_NAME.values(), ids=BY_NAME)
 def test_every_configuration_is_a_run_that_the_orchestrator_takes(one: Configuration) -> None:
     run = one.run_config(seed=3, steps=7, run_root="/nowhere")
-    assert (run.seed, run.steps, run.schedule.max_staleness) == (3, 7, 0)
+    bound = one.name.rpartition("/")[2]
+    stale = int(bound) if bound.isdigit() else 0
+    assert (run.seed, run.steps, run.schedule.max_staleness) == (3, 7, stale)
+
+
+def test_distillation_has_a_run_at_each_bound_that_algorithms_have() -> None:
+    for bound in ALGORITHM_BOUNDS:
+        run = BY_NAME[stale_name(STUDENT, bound)].run_config(seed=0, steps=2, run_root="/nowhere")
+        assert (run.algorithm.preset, run.schedule.max_staleness) == (STUDENT, bound)
 
 
 def test_the_page_shows_what_is_recorded_and_the_matrix_lists_it() -> None:
