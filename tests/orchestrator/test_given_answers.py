@@ -1,5 +1,6 @@
 """Given answers: first alone, then beside the policy's own, in one run and one ledger."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,37 @@ async def test_a_run_that_learns_from_given_answers_alone_goes_on(tmp_path: Path
         cluster.router.answers = lambda asked, index, version: False
         status = await run_to_end(cluster, config(tmp_path, weight=1.0))
     assert (status.state, status.step) == (RunState.FINISHED, 6), status.detail
+
+
+@pytest.mark.parametrize("on_stale", ["drop", "mask"])
+async def test_a_given_answer_is_never_too_old(tmp_path: Path, on_stale: str) -> None:
+    release, asked = asyncio.Event(), []
+
+    async def slow(request: web.Request) -> web.Response:
+        asked.append((await request.json())["messages"][0]["content"])
+        if len(asked) == 1:  # until the answers of several batches have their tokens
+            await release.wait()
+        if len(asked) > 10:
+            release.set()
+        return await tokenize(request)
+
+    def slowly(app: web.Application) -> None:
+        app.router.add_post("/tokenize", slow)
+
+    schedule = {"preset": "async", "max_staleness": 1, "on_stale": on_stale}
+    async with world(tmp_path, more_routes=slowly) as cluster:
+        whole = config(tmp_path, weight=1.0, schedule=schedule, steps=12, algorithm={})
+        status = await run_to_end(cluster, whole)
+        assert status.state is RunState.FINISHED, status.detail
+        batches = [batch for _, batch in cluster.trainer.batches]
+    assert release.is_set()
+    learned = [
+        bytes(group.trajectories[0].trajectory.prompt_token_ids).decode()
+        for batch in batches
+        for group in batch.groups
+        if group.trajectories[0].given
+    ]
+    assert f"user{asked[0]}\nassistant" in learned
 
 
 @pytest.mark.parametrize("steps", [1, WARMUP, WARMUP + 2])

@@ -111,6 +111,10 @@ class Groups:
         self._abandon(group_id)
         self._book.close(group_id, ending, reason=reason)
 
+    def is_given(self, group: LedgerGroup) -> bool:
+        """Whether its answer is given, so that no policy version sampled it."""
+        return self._tasks[group.prompt.task_id].given
+
     def roll_out_again(self, group: LedgerGroup, version: int, *, reason: str) -> None:
         """Throw away what an open group has, and start it over in its slot."""
         self._abandon(group.group_id)

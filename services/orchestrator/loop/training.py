@@ -248,20 +248,27 @@ class TrainingLoop:
             raise RunFailed(f"{allowed} sample groups failed in a row, last: {failures.last}")
 
     def _deal_with_overdue(self) -> None:
-        """Groups above the staleness bound are never trained."""
+        """Groups above the staleness bound are never trained; given answers are taken again, with
+        the version of now: none of them is of older weights."""
         overdue = self._schedule.overdue(self._progress.trainer_version)
         closes = self._run.schedule.on_stale in ("drop", "mask")
         version = self._context.fleet.live_version
+        limit = self._progress.trainer_version - self._schedule.bound
+        if version is not None and version < limit:
+            version = None  # as old they would be at once: the next weights are on their way
         if not overdue or (version is None and not closes):
             return  # without a replica there is nothing to sample them again
         open_groups = {group.group_id: group for group in self._book.ledger.in_flight()}
         for group_id in overdue:
-            if closes or version is None:
+            group = open_groups[group_id]
+            if closes and not self._groups.is_given(group):
                 self._groups.close(group_id, "expired", reason=STALE)
-            else:
-                self._groups.roll_out_again(open_groups[group_id], version, reason=STALE)
+            elif version is not None:
+                self._groups.roll_out_again(group, version, reason=STALE)
                 self._moved_at = time.monotonic()
-        self._changes.notify()
+            else:
+                continue
+            self._changes.notify()
 
     async def _step(self, batch: Selection, wait_s: float) -> None:
         try:
