@@ -3,12 +3,14 @@
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention import flex_attention
 from torch.nn.attention.flex_attention import create_block_mask
 from transformers import Gemma2Config, LlamaConfig, MistralConfig, Qwen3Config
 
@@ -266,6 +268,65 @@ def test_flex_attention_sees_what_the_parts_on_the_cpu_see(names) -> None:
     query, key, value = parts_of(tree)  # torch has no backward pass of it on the CPU
     expected = tree_attention(query, key, value, tree, 0.3)
     torch.testing.assert_close(by_flex(query, key, value, tree, 0.3), expected)
+
+
+@pytest.mark.parametrize("names", [["answers"], [*CASES, *CASES]], ids=["one block", "more blocks"])
+def test_flex_attention_has_the_gradients_of_the_parts_on_the_cpu(names, monkeypatch) -> None:
+    # On the CPU torch has no kernel for it and refuses, but it has the formulas.
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)
+    tree = micro_of(names).tree
+    assert tree is not None
+    found = []
+    for attend in (tree_attention, by_flex):
+        parts = [one.requires_grad_() for one in parts_of(tree)]
+        out = attend(*parts, tree, 0.3)
+        weights = torch.arange(out.numel(), dtype=out.dtype).reshape(out.shape).sin()
+        found.append(torch.autograd.grad((out * weights).sum(), parts))
+    for one, expected in zip(*found, strict=True):
+        torch.testing.assert_close(one, expected)
+        assert expected.abs().max() > 0.1
+
+
+def random_tree(seed: int) -> tuple[PrefixTree, Tensor]:
+    """Rows of which each begins as the one before, and which tokens each token sees in one."""
+    draw = random.Random(seed)
+    lengths = [draw.randint(1, 260) for _ in range(12)]
+    shared = [0, *(draw.randint(0, min(both)) for both in pairwise(lengths))]
+    tree = PrefixTree.of(np.zeros(sum(lengths), np.int32), lengths, shared)
+    sees = torch.zeros(len(tree.place), len(tree.place), dtype=torch.bool)
+    for path in tree.at.split(lengths):
+        sees[path[:, None], path] = torch.ones(len(path), len(path), dtype=torch.bool).tril()
+    return tree, sees
+
+
+def blocks_of(counts: Tensor, indexes: Tensor) -> list[set[int]]:
+    return [
+        set(row[:count].tolist())
+        for count, row in zip(counts[0, 0].tolist(), indexes[0, 0], strict=True)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_mask_of_a_random_tree_is_what_its_rows_see(seed) -> None:
+    tree, sees = random_tree(seed)
+    mask, place = block_mask(tree), torch.arange(len(sees))
+    none = torch.tensor(0)
+    assert torch.equal(mask.mask_mod(none, none, place[:, None], place[None]), sees)
+    # What lies behind the sequence is seen by nothing and sees nothing.
+    blocks = -(-len(sees) // 128)
+    padded = torch.nn.functional.pad(sees, (0, blocks * 128 - len(sees)) * 2)
+    by_block = padded.reshape(blocks, 128, blocks, 128).transpose(1, 2).flatten(2)
+    full, some = by_block.all(-1), by_block.any(-1) & ~by_block.all(-1)
+    for wanted, keys, queries in (
+        (some, (mask.kv_num_blocks, mask.kv_indices), (mask.q_num_blocks, mask.q_indices)),
+        (
+            full,
+            (mask.full_kv_num_blocks, mask.full_kv_indices),
+            (mask.full_q_num_blocks, mask.full_q_indices),  # which the backward pass reads
+        ),
+    ):
+        assert blocks_of(*keys) == [set(row.nonzero()[:, 0].tolist()) for row in wanted]
+        assert blocks_of(*queries) == [set(row.nonzero()[:, 0].tolist()) for row in wanted.T]
 
 
 def test_the_mask_of_blocks_is_that_of_pairs() -> None:
