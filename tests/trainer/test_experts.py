@@ -263,6 +263,31 @@ def test_padded_tokens_are_not_routed_tokens(rank_groups, model, batch, make_sta
     assert found["on"] == pytest.approx(found["off"], rel=1e-4, abs=1e-6)
 
 
+def test_tokens_that_are_too_old_leave_the_balancing_loss_as_it_is(
+    rank_groups, model, batch, make_start
+) -> None:
+    def half_too_old(one: ScoredTrajectory) -> ScoredTrajectory:
+        mask = one.trajectory.loss_mask
+        kept = tuple(bit * (place % 2) for place, bit in enumerate(mask))
+        trajectory = replace(one.trajectory, loss_mask=kept)
+        return replace(one, trajectory=trajectory, stale_tokens=sum(mask) - sum(kept))
+
+    old = replace(
+        batch,
+        groups=tuple(
+            replace(group, trajectories=tuple(map(half_too_old, group.trajectories)))
+            for group in batch.groups
+        ),
+    )
+    ranks, found = rank_groups[1], []
+    for one in (batch, old):
+        ranks.load(model("qwen3_moe"), micro_batch_tokens=100_000)
+        ranks.call("start_run", make_start(router_aux_loss_coef=COEFFICIENT), 0)
+        found.append(ranks.call("train", one, 0, 1)[0].metrics["router_aux_loss"])
+    assert found[1] == pytest.approx(found[0], rel=1e-5)
+    assert found[0] > 0.9
+
+
 def test_balancing_makes_routing_even(rank_groups, model, batch, make_start) -> None:
     ranks = rank_groups[1]
     ranks.load(model("mixtral"))

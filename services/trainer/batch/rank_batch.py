@@ -71,6 +71,7 @@ class RankMinibatch:
             without a row included, for the loss denominator.
         sequences: sampled trajectories over all ranks and micro-batches, likewise.
         given_tokens: tokens of given answers over all ranks and micro-batches, likewise.
+        trained: tokens of both kinds that have a row and are not too old, over all ranks.
         micro_batches: rows of each of this rank's micro-batches, equally many micro-batches on
             all ranks; one of 0 rows only keeps the ranks in step.
     """
@@ -78,6 +79,7 @@ class RankMinibatch:
     tokens: int
     sequences: int
     given_tokens: int
+    trained: int
     micro_batches: tuple[int, ...]
 
 

@@ -81,6 +81,7 @@ class StepPlan:
                     tokens=one.tokens,
                     sequences=one.sequences,
                     given_tokens=one.given_tokens,
+                    trained=self._trained(one),
                     micro_batches=tuple(map(len, one.ranks[row_group])),
                 )
                 for one in self.minibatches
@@ -90,6 +91,10 @@ class StepPlan:
 
     def _shared(self, micro: tuple[int, ...]) -> Ints:
         return self.prefixes.among(np.array(micro, dtype=np.int64))[1]
+
+    def _trained(self, minibatch: Minibatch) -> int:
+        rows = [row for rank in minibatch.ranks for micro in rank for row in micro]
+        return total(self.batch.rows.trained()[self.chosen[rows]]) if rows else 0
 
     def shared_fraction(self) -> float:
         """Of all tokens in rows, those that are not computed since a row before has them."""

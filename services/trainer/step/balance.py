@@ -64,8 +64,8 @@ class ExpertBalance:
         """What the last pass adds to the loss: the coefficient times its balancing loss.
 
         A pass counts by its share of the minibatch's trained tokens, so that the losses of all
-        passes add up to a mean. Ranks that share a pass balance a slice of its tokens each.
-        FSDP divides gradients by the number of ranks.
+        passes add up to a mean, whatever a mask leaves out. Ranks that share a pass balance a slice
+        of its tokens each. FSDP divides gradients by the number of ranks.
 
         Args:
             micro: of the last pass.
@@ -73,7 +73,8 @@ class ExpertBalance:
         """
         if not self._coefficient or self._last is None:
             return 0.0
-        share = float((micro.weight + micro.given).sum()) / tokens / self._policy.context_group.size
+        share = float((micro.weight + micro.given).sum()) / max(tokens, 1)
+        share /= self._policy.context_group.size
         loss = self._last.balance_loss()
         self._last = None
         self._sums[2] += share * loss.detach()

@@ -215,7 +215,7 @@ class TrainStep:
             )
             loss = (losses.tokens.loss * shares).sum()
             given = cross_entropy(current, micro.given) * of_given
-            balance = self._balance.loss(micro, minibatch.tokens + minibatch.given_tokens)
+            balance = self._balance.loss(micro, minibatch.trained)
             (loss * scale + given + balance).backward()
             if current.grad is not None:
                 self._diagnostics.note_slopes(current.grad)
