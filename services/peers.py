@@ -89,12 +89,14 @@ async def replica_runs() -> bool:
     return False
 
 
-async def replica_states() -> dict[str, str] | None:
-    """States of the replicas of this deployment, by id; None where Serve does not answer."""
+async def replica_states(deployment: str | None = None) -> dict[str, str] | None:
+    """States of the replicas of this deployment, or of another one of this application, by id;
+    None where Serve does not answer."""
     own = serve.get_replica_context()
     try:
         async with asyncio.timeout(_STATUS_S):
-            return await asyncio.to_thread(_states, own.app_name, own.deployment)
+            name = deployment or own.deployment
+            return await asyncio.to_thread(_states, own.app_name, name)
     except (TimeoutError, RayError, *_ABSENT):
         return None
 

@@ -1,6 +1,7 @@
 """The router as a Serve application."""
 
 import os
+from functools import partial
 from typing import Any
 
 import ray
@@ -18,6 +19,7 @@ from services.peers import (
     http_host,
     local_proxy,
     replica_runs,
+    replica_states,
     sessions_peer,
 )
 from services.protocol.placement import NODE_RESOURCE_SHARE
@@ -29,6 +31,7 @@ from services.router.sharing.sharing import TableActorPoint
 from services.router.trajectories.sessions import Sessions
 from services.router.trajectories.shared_sessions import SharedSessions
 
+_ROUTER = "router"
 _UNBOUNDED = 1_000_000
 # The calls of a session reach one router while the number of routers stays, which knows its
 # home without an exchange. Without a session any router will do.
@@ -56,7 +59,8 @@ class Router:
         point = TableActorPoint(self._config) if self._config.replicas > 1 else None
         sessions = None
         if self._sessions is not None:
-            sessions = SharedSessions(self._config, sessions_peer(self._sessions))
+            own = serve.get_replica_context().replica_tag
+            sessions = SharedSessions(self._config, sessions_peer(self._sessions), own)
         return build_http(self._config, self.bus(), point, sessions, self._node())
 
     def bus(self) -> TableSource:
@@ -77,6 +81,13 @@ class Router:
         )
 
 
+class RecordedSessions(Sessions):
+    """The records of all routers, in a process of their own."""
+
+    def __init__(self, config: RouterConfig) -> None:
+        super().__init__(config, partial(replica_states, _ROUTER))
+
+
 def build(config: RouterConfig) -> serve.Application:
     """The application, to be mounted at the route prefix "/"."""
     actor: dict[str, Any] = {"num_cpus": config.num_cpus}
@@ -88,7 +99,7 @@ def build(config: RouterConfig) -> serve.Application:
             request_router_class=_BY_SESSION  # type: ignore[arg-type]  # Ray names a wrong type
         )
     deployment = serve.deployment(
-        name="router",
+        name=_ROUTER,
         num_replicas=config.replicas,
         max_ongoing_requests=_UNBOUNDED,
         graceful_shutdown_timeout_s=_DRAIN_S,
@@ -109,5 +120,5 @@ def build(config: RouterConfig) -> serve.Application:
         health_check_timeout_s=30.0,
         # It fits beside bus and page into the core that files of `deploy` leave to them.
         ray_actor_options={"num_cpus": min(config.num_cpus, _RECORDS_CPUS)},
-    )(Sessions)
+    )(RecordedSessions)
     return deployment.bind(config, records.bind(config))

@@ -1,5 +1,6 @@
 """Recorded sessions of several routers: in one process, which any of them may lose."""
 
+import asyncio
 import json
 import pickle
 
@@ -14,6 +15,7 @@ from services.protocol.session import SessionEnding, SessionOffer
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed
 from services.router.http.forwarded import forwarded_routes
+from services.router.trajectories import lost_routers
 from services.router.trajectories.sessions import Sessions
 from services.router.trajectories.shared_sessions import SharedSessions
 
@@ -21,10 +23,20 @@ CONFIG = RouterConfig(replicas=2)
 
 
 class Process:
-    """Everything that goes in or comes out crosses a process boundary."""
+    """Everything that goes in or comes out crosses a process boundary.
+
+    Attributes:
+        routers: that Serve says there are; None: it does not answer.
+        looked: Serve was asked.
+    """
 
     def __init__(self):
-        self.sessions, self.gone, self.calls = Sessions(CONFIG), False, []
+        self.routers, self.looked = {"a", "b"}, asyncio.Event()
+        self.sessions, self.gone, self.calls = Sessions(CONFIG, self.there), False, []
+
+    async def there(self):
+        self.looked.set()
+        return self.routers
 
     async def call(self, method, *args, timeout_s):
         self.calls.append(method)
@@ -116,6 +128,41 @@ async def test_agents_are_told_to_come_again_while_their_sessions_cannot_be_reac
     assert (await cluster.http.get(f"{url}/{made.id}", headers=agent)).status_code == 200
     unknown = {"authorization": "Bearer sess_0"}
     assert (await cluster.http.get(f"{url}/sess_0", headers=unknown)).status_code == 401
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    monkeypatch.setattr(lost_routers, "LOOK_S", 0.0)
+
+
+async def _begun(process):
+    """A session with an open call at each of two routers."""
+    routers = {name: SharedSessions(CONFIG, process, name) for name in "ab"}
+    session = (await routers["a"].create({})).id
+    for router in routers.values():
+        await router.begin(session)
+    return session
+
+
+async def test_calls_of_a_router_that_died_are_over(process, at_once):
+    session = await _begun(process)
+    process.routers = {"b", "c"}
+    async with asyncio.timeout(300):
+        while (found := await process.sessions.get(session)).open_calls == 2:
+            pass
+    assert (found.open_calls, found.unrecorded_calls) == (1, 1)
+
+
+@pytest.mark.parametrize("unknown", [None, set()])
+async def test_while_serve_does_not_say_which_routers_there_are_none_has_died(
+    process, at_once, unknown
+):
+    session = await _begun(process)
+    process.routers = unknown
+    for _ in range(2):  # the second look comes after what the first one has led to
+        process.looked.clear()
+        await asyncio.wait_for(process.looked.wait(), 300)
+    assert (await process.sessions.get(session)).open_calls == 2
 
 
 class Counting:

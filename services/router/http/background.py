@@ -14,6 +14,7 @@ from services.router.errors import RequestFailed, bad_request
 from services.router.http.inner_call import inner_call
 from services.router.request.client_request import answer_id, request_name
 from services.router.trajectories.shared_sessions import SessionRecords
+from services.router.trajectories.stored_responses import failed
 from services.side_by_side import cancel
 
 _Json = dict[str, Any]
@@ -47,7 +48,7 @@ class BackgroundResponses:
             for name in tasks:
                 with suppress(RequestFailed):
                     queued = await self._sessions.response(name)
-                    await self._sessions.keep_response(_failed(queued, stopped), [], None)
+                    await self._sessions.keep_response(failed(queued, stopped), [], None)
 
     async def begin(self, endpoint: ASGIApp, scope: Scope, body: _Json) -> _Json:
         """Begin to answer a request, and return the response as it is now: queued.
@@ -97,7 +98,7 @@ class BackgroundResponses:
         try:
             ended = {**await call, **{name: queued[name] for name in _SAME}}
         except RequestFailed as failure:
-            ended = _failed(queued, failure)
+            ended = failed(queued, failure)
         try:
             await self._sessions.keep_response(ended, new_items(body), body.get(EARLIER))
         except RequestFailed as failure:
@@ -107,9 +108,3 @@ class BackgroundResponses:
 def in_background(body: Any) -> bool:
     """Whether a request for a response asks for this."""
     return isinstance(body, dict) and body.get("background") is True
-
-
-def _failed(response: _Json, failure: RequestFailed) -> _Json:
-    error = failure.body["error"]
-    told = {"code": error.get("type") or failure.kind, "message": error.get("message")}
-    return {**response, "status": "failed", "error": told}

@@ -32,6 +32,15 @@ _SEEDS = 1 << 31
 DropReason = Literal["idle", "sessions", "tokens"]
 
 
+@dataclass(frozen=True, slots=True)
+class OpenCall:
+    """A call that is not answered yet: when it began, and the router that has it, if that is
+    known."""
+
+    began: float
+    router: str
+
+
 @dataclass(frozen=True)
 class CallStart:
     """A call of a recorded session has begun.
@@ -64,7 +73,7 @@ class Session:
     ending: SessionEnding = field(default_factory=SessionEnding)
     cursor: int | None = None
     calls: Counter[CallKind] = field(default_factory=Counter)
-    open: dict[int, float] = field(default_factory=dict)
+    open: dict[int, OpenCall] = field(default_factory=dict)
     unrecorded_calls: int = 0
     tree: TrajectoryTree = field(default_factory=TrajectoryTree)
 
@@ -183,7 +192,9 @@ class SessionStore:
             raise RequestFailed(404, "session_not_found", message, param=SESSION_HEADER)
         return session
 
-    def begin(self, session: Session, history: History | None = None, *, now: float) -> CallStart:
+    def begin(
+        self, session: Session, history: History | None = None, *, now: float, router: str = ""
+    ) -> CallStart:
         """A call of the session begins; with a history, it is to go on from recorded tokens.
 
         Raises:
@@ -201,7 +212,7 @@ class SessionStore:
                 429, "too_many_session_calls", message, param=SESSION_HEADER, retry_after_s=1
             )
         self._last_call += 1
-        session.open[self._last_call] = now
+        session.open[self._last_call] = OpenCall(now, router)
         self._use(session, now)
         session.begun += 1
         start = None if history is None else session.tree.start(history)
@@ -227,6 +238,23 @@ class SessionStore:
             session.unrecorded_calls += 1
             return None
         return self.record(session, call, now=now)
+
+    @property
+    def routers(self) -> set[str]:
+        """Those that have open calls."""
+        sessions = self._sessions.values()
+        return {call.router for session in sessions for call in session.open.values()}
+
+    def lose(self, router: str) -> int:
+        """The open calls of a router that has died are over; returns how many there were."""
+        count = 0
+        for session in self._sessions.values():
+            lost = [number for number, call in session.open.items() if call.router == router]
+            for number in lost:
+                del session.open[number]
+            session.unrecorded_calls += len(lost)
+            count += len(lost)
+        return count
 
     def offered(self, run: str | None, task_id: str | None = None) -> Session | None:
         """The oldest session that is offered, of one run and task or any; None: there is none."""
@@ -336,8 +364,8 @@ class SessionStore:
             session = next(iter(self._sessions.values()))
             if session.used > now - self._config.session_idle_s:
                 return
-            # A router that died has left its calls open.
-            if any(began > now - _LONGEST_CALL_S for began in session.open.values()):
+            # Without Serve nobody says which router has died and left its calls open.
+            if any(call.began > now - _LONGEST_CALL_S for call in session.open.values()):
                 self._use(session, now)
             else:
                 self._drop(session, "idle")

@@ -29,6 +29,7 @@ from services.router.trajectories.kept_sessions import (
     read_call,
     written,
 )
+from services.router.trajectories.lost_routers import LostRouters, RouterIds
 from services.router.trajectories.news import News
 from services.router.trajectories.refused_rewards import EndedSessions
 from services.router.trajectories.session_store import CallStart, Session, SessionStore
@@ -48,9 +49,13 @@ class Sessions:
     A session is recorded if POST /v1/sessions made it or, with `record_sessions`, once a
     call names it. The id of one that was made is never taken for an ordinary name: if its
     record is gone, its calls are refused, not silently left out.
+
+    Args:
+        config: the router's settings.
+        routers: see `LostRouters`; None: this process ends with its only router.
     """
 
-    def __init__(self, config: RouterConfig) -> None:
+    def __init__(self, config: RouterConfig, routers: RouterIds | None = None) -> None:
         self._config = config
         folder = config.sessions_dir
         self._kept = KeptSessions(Path(folder)) if folder is not None else None
@@ -61,18 +66,22 @@ class Sessions:
             max_bytes=config.max_stored_response_mb << 20,
             idle_s=config.session_idle_s,
         )
+        self._lost = LostRouters(routers, self._held_by, self._lose) if routers else None
         self._news, self._offered = News(), News()
         self._counted: dict[str, int] = {}
         if self._kept is not None:
             for name, changes in self._kept.read():
                 self._restore(self._kept, name, changes)
 
-    async def begin(self, name: str | None, history: History | None = None) -> CallStart | None:
+    async def begin(
+        self, name: str | None, history: History | None = None, router: str = ""
+    ) -> CallStart | None:
         """A call that names a session begins; None if the session is not recorded.
 
         Args:
             name: the session.
             history: its messages, if it is to go on from recorded tokens.
+            router: that has the call.
 
         Raises:
             RequestFailed: 404 `session_not_found`, 409 `session_finished`, 429
@@ -92,7 +101,9 @@ class Sessions:
                 rule = "1 to 128 letters, digits, or any of _ . : -"
                 raise bad_request(f"{name[:200]!r} cannot be recorded: use {rule}", SESSION_HEADER)
             session = self._create({}, name)
-        return self._store.begin(session, history, now=now)
+        begun = self._store.begin(session, history, now=now, router=router)
+        self._follow(router)
+        return begun
 
     async def end(self, name: str, number: int, call: RecordedCall | None) -> None:
         """A call that began is over; without a record it left nothing."""
@@ -224,10 +235,15 @@ class Sessions:
         return min(wait_s, self._config.session_poll_max_s)
 
     async def keep_response(
-        self, response: dict[str, Any], new: list[dict[str, Any]], earlier: str | None
+        self,
+        response: dict[str, Any],
+        new: list[dict[str, Any]],
+        earlier: str | None,
+        router: str = "",
     ) -> None:
         """Keep a response of the Responses API; see `StoredResponses.put`."""
-        self._responses.put(response, new, earlier, now=time.monotonic())
+        self._responses.put(response, new, earlier, now=time.monotonic(), router=router)
+        self._follow(router)
 
     async def response(self, name: str) -> dict[str, Any]:
         """A response that was kept.
@@ -258,6 +274,20 @@ class Sessions:
         """Nothing is kept on disk any more; another process may have the folder."""
         if self._kept is not None:
             self._kept.close()
+
+    def _follow(self, router: str) -> None:
+        """What the router has begun ends with it."""
+        if self._lost and router:
+            self._lost.look()
+
+    def _held_by(self) -> set[str]:
+        return (self._store.routers | self._responses.routers) - {""}
+
+    def _lose(self, router: str) -> None:
+        calls = self._store.lose(router)
+        self._responses.lose(router, now=time.monotonic())
+        RouterMetrics.session_calls.inc(calls, tags={"kind": "lost"})
+        _LOG.warning("router_lost", router=router, calls=calls)
 
     def _create(
         self, metadata: dict[str, str], name: str | None, offer: SessionOffer | None = None

@@ -32,10 +32,15 @@ class SharedSessions:
 
     Calls that need no record do not wait for it. A record that cannot be reached costs no client
     an answer: the call is then counted as lost.
+
+    Args:
+        config: the router's settings.
+        peer: the process that has them.
+        router: id of this router, so that what it has begun ends with it.
     """
 
-    def __init__(self, config: RouterConfig, peer: RemoteService) -> None:
-        self._config, self._peer = config, peer
+    def __init__(self, config: RouterConfig, peer: RemoteService, router: str = "") -> None:
+        self._config, self._peer, self._router = config, peer, router
 
     async def begin(self, name: str | None, history: History | None = None) -> CallStart | None:
         """See `Sessions`."""
@@ -43,7 +48,7 @@ class SharedSessions:
             return None
         if not (self._config.record_sessions or name.startswith(SESSION_PREFIX)):
             return None
-        return await self._ask("begin", name, history)
+        return await self._ask("begin", name, history, self._router)
 
     async def end(self, name: str, number: int, call: RecordedCall | None) -> None:
         """See `Sessions`."""
@@ -103,7 +108,7 @@ class SharedSessions:
         self, response: dict[str, Any], new: list[dict[str, Any]], earlier: str | None
     ) -> None:
         """See `Sessions`."""
-        await self._ask("keep_response", response, new, earlier)
+        await self._ask("keep_response", response, new, earlier, self._router)
 
     async def response(self, name: str) -> dict[str, Any]:
         """See `Sessions`."""

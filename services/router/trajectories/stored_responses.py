@@ -13,6 +13,7 @@ _Items = list[dict[str, Any]]
 CANCELLED = "cancelled"
 UNFINISHED = "queued", "in_progress"
 """Values of `status`."""
+_LOST = "the router that made the response has died: ask again"
 
 
 @dataclass(eq=False)
@@ -20,6 +21,7 @@ class _Stored:
     """One response; those before it live as long as it does.
 
     Attributes:
+        router: the one that makes it, if that is known.
         holders: what keeps it: its name, and each response that goes on from it.
     """
 
@@ -27,6 +29,7 @@ class _Stored:
     items: _Items  # its own input and output
     earlier: "_Stored | None"
     nbytes: int
+    router: str = ""
     holders: int = 1
 
     def chain(self) -> Iterator["_Stored"]:
@@ -61,7 +64,13 @@ class StoredResponses:
         return len(self._stored)
 
     def put(
-        self, response: dict[str, Any], new: _Items, earlier: str | None, *, now: float
+        self,
+        response: dict[str, Any],
+        new: _Items,
+        earlier: str | None,
+        *,
+        now: float,
+        router: str = "",
     ) -> None:
         """Keep a response, unless what it goes on from has gone meanwhile.
 
@@ -73,11 +82,12 @@ class StoredResponses:
             new: the request's own input items.
             earlier: the response that it goes on from.
             now: of a monotonic clock, seconds.
+            router: that has made it, or makes it.
         """
         name = str(response["id"])
-        if response.get("background") and response["status"] not in UNFINISHED:
+        if response.get("background") and not _is_unfinished(response):
             known = self._stored.get(name)
-            if known is None or known[1].response.get("status") not in UNFINISHED:
+            if known is None or not _is_unfinished(known[1].response):
                 return
         before = None if earlier is None else self._stored.get(earlier)
         if before is not None:
@@ -90,6 +100,7 @@ class StoredResponses:
             items=new + list(response["output"]),
             earlier=before[1] if before else None,
             nbytes=len(json_bytes(response)) + len(json_bytes(new)),
+            router=router,
         )
         self._stored[name] = now, stored
         self._living += 1
@@ -112,10 +123,22 @@ class StoredResponses:
             RequestFailed: 404, it is not here; 400, it is unfinished.
         """
         found = self._found(name, now)
-        if found.response.get("status") in UNFINISHED:
+        if _is_unfinished(found.response):
             raise bad_request(f"{name!r} is not finished yet", "previous_response_id")
         chain = list(found.chain())
         return [item for one in reversed(chain) for item in one.items]
+
+    @property
+    def routers(self) -> set[str]:
+        """Those that make the unfinished ones."""
+        return {one.router for _, one in self._stored.values() if _is_unfinished(one.response)}
+
+    def lose(self, router: str, *, now: float) -> None:
+        """What a router that has died was making has failed."""
+        lost = RequestFailed(503, "router_lost", _LOST)
+        for _, one in list(self._stored.values()):
+            if one.router == router and _is_unfinished(one.response):
+                self.put(failed(one.response, lost), [], None, now=now)
 
     def remove(self, name: str) -> bool:
         """Forget a response; returns whether it was here."""
@@ -160,3 +183,14 @@ class StoredResponses:
             if not many and used > now - self._idle_s:
                 return
             self.remove(name)
+
+
+def failed(response: dict[str, Any], failure: RequestFailed) -> dict[str, Any]:
+    """An unfinished response that will not be made any more."""
+    error = failure.body["error"]
+    told = {"code": error.get("type") or failure.kind, "message": error.get("message")}
+    return {**response, "status": "failed", "error": told}
+
+
+def _is_unfinished(response: dict[str, Any]) -> bool:
+    return response.get("status") in UNFINISHED

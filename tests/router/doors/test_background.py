@@ -5,8 +5,11 @@ import asyncio
 import pytest
 
 from services.router.config import RouterConfig
+from services.router.trajectories import lost_routers
 from services.router.trajectories.sessions import Sessions
+from services.router.trajectories.shared_sessions import SharedSessions
 from tests.router.conftest import MODEL
+from tests.router.test_shared_sessions import CONFIG, Process
 
 LONG = "asomething long"
 
@@ -140,6 +143,19 @@ async def test_responses_in_the_background_are_bounded_and_each_has_its_own_id(c
     await cluster.stalled()
     second, third = await _begun(cluster), await _begun(cluster)
     assert (second.status_code, third.status_code) == (200, 429)
+
+
+async def test_what_a_router_that_died_was_making_has_failed(cluster, fault, monkeypatch):
+    monkeypatch.setattr(lost_routers, "LOOK_S", 0.0)
+    process = Process()
+    await cluster.start(replicas=1, sessions=SharedSessions(CONFIG, process, "a"))
+    cluster.faults.append(fault("stall", after=2))
+    name = (await _begun(cluster)).json()["id"]
+    await cluster.stalled()
+    process.routers = {"b"}
+    response = await _ended(cluster, name)
+    assert (response["status"], response["error"]["code"]) == ("failed", "router_lost")
+    assert response["id"] == name
 
 
 async def test_what_a_router_that_stops_was_making_has_failed(cluster, fault):
