@@ -1,15 +1,18 @@
 """The servers that answer an audited environment or agent, asked by the clients that those use."""
 
+import json
 from collections.abc import AsyncIterator
 
 import httpx
 import pytest
+from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI, BadRequestError
 
 from millrace_tools.audit.answers import always, refusing
 from millrace_tools.audit.policy.forwarded_policy import ForwardedPolicy
 from millrace_tools.audit.policy.scripted_policy import ScriptedPolicy
-from millrace_tools.audit.policy.wire_formats import chunk_of, shown_in
+from millrace_tools.audit.policy.streamed import chunk_of, stream_of
+from millrace_tools.audit.policy.wire_formats import MESSAGES, RESPONSES, shown_in
 from tests.audit.scripted import Scripted
 
 ASKED = [{"role": "system", "content": "be short"}, {"role": "user", "content": "room 1?"}]
@@ -47,10 +50,11 @@ async def test_every_api_of_openai_is_answered(policy: ScriptedPolicy) -> None:
         stream = await client.chat.completions.create(model="any", messages=ASKED, stream=True)
         said = [chunk.choices[0].delta.content async for chunk in stream]
         assert said == ["k1037"]
-        with pytest.raises(BadRequestError, match="ask without `stream`"):
-            await client.responses.create(model="any", input="room 1?", stream=True)
+        async with client.responses.stream(model="any", input="room 1?") as events:
+            parts = [one.delta async for one in events if one.type == "response.output_text.delta"]
+            assert parts == [(await events.get_final_response()).output_text] == ["k1037"]
     assert HEARD[0] == HEARD[2] == ASKED
-    assert HEARD[1] == ASKED[1:]
+    assert HEARD[1] == HEARD[4] == ASKED[1:]
     assert policy.heard(episode).calls == 5
 
 
@@ -66,6 +70,55 @@ async def test_messages_are_answered(policy: ScriptedPolicy) -> None:
     assert answer.json()["content"] == [{"type": "text", "text": "k1037"}]
     assert HEARD == [ASKED]
     assert policy.heard(episode).said == "k1037"
+
+
+async def test_messages_are_streamed(policy: ScriptedPolicy) -> None:
+    key = policy.begin(remembered)
+    async with AsyncAnthropic(base_url=policy.url, api_key=key, max_retries=0) as client:
+        asked = {"model": "any", "max_tokens": 9, "messages": ASKED[1:]}
+        async with client.messages.stream(**asked) as events:
+            assert [text async for text in events.text_stream] == ["k1037"]
+            said = await events.get_final_message()
+    assert (said.content[0].text, said.stop_reason) == ("k1037", "end_turn")
+
+
+def events_of(stream: bytes) -> list[dict]:
+    lines = (line for line in stream.decode().splitlines() if line.startswith("data: "))
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+def test_thoughts_and_calls_of_tools_are_streamed_with_the_words_around_them() -> None:
+    call = {"type": "tool_use", "id": "c", "name": "look", "input": {"room": 1}}
+    other = {"type": "redacted_thinking", "data": "x"}
+    content = [{"type": "thinking", "thinking": "hm"}, other, {"type": "text", "text": "so"}, call]
+    message = {"id": "m", "type": "message", "content": content, "stop_reason": "tool_use"}
+    told = events_of(stream_of(MESSAGES, message))
+    begun = [one["content_block"] for one in told if one["type"] == "content_block_start"]
+    assert [one["type"] for one in begun] == [one["type"] for one in content]
+    deltas = [one["delta"] for one in told if one["type"] == "content_block_delta"]
+    said = {one.pop("type"): next(iter(one.values())) for one in deltas}
+    assert (said["thinking_delta"], said["text_delta"]) == ("hm", "so")
+    assert json.loads(said["input_json_delta"]) == {"room": 1}
+    assert (told[-2]["delta"]["stop_reason"], told[-1]["type"]) == ("tool_use", "message_stop")
+
+
+def test_items_of_a_response_are_streamed_whatever_they_are() -> None:
+    output = [
+        {"type": "reasoning", "id": "r", "summary": [], "content": [{"text": "hm"}]},
+        {"type": "message", "id": "m", "content": [{"type": "output_text", "text": "so"}]},
+        {"type": "function_call", "id": "f", "call_id": "c", "name": "look", "arguments": "{}"},
+        {"type": "custom_tool_call", "id": "u", "call_id": "d", "name": "sh", "input": "ls"},
+        {"type": "web_search_call", "id": "w"},
+    ]
+    tools = [{"type": "custom", "name": "sh"}]
+    answer = {"id": "resp", "status": "completed", "output": output, "tools": tools}
+    told = events_of(stream_of(RESPONSES, answer))
+    assert [one["sequence_number"] for one in told] == list(range(len(told)))
+    items = [one["item"] for one in told if one["type"] == "response.output_item.done"]
+    assert told[-1]["type"] == "response.completed"
+    assert told[-1]["response"]["output"] == items
+    assert [one["type"] for one in items] == [one["type"] for one in output]
+    assert (items[2]["arguments"], items[3]["input"]) == ("{}", "ls")
 
 
 async def test_rewards_are_added_and_end_with_their_episode(policy: ScriptedPolicy) -> None:

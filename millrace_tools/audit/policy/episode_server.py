@@ -1,14 +1,13 @@
 """A server on loopback whose calls belong to episodes."""
 
 import itertools
-import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
 from aiohttp import web
 
-from millrace_tools.audit.policy.wire_formats import STREAMED, chunk_of
+from millrace_tools.audit.policy.streamed import STREAMED, stream_of
 from services.protocol.reward.reward_sum import reward_sum
 from services.protocol.router import SESSION_HEADER
 from services.protocol.session import SESSION_PREFIX
@@ -82,14 +81,14 @@ class EpisodeServer:
     async def answer(
         self, request: web.Request, path: str, streams: bool, whole: dict[str, Any]
     ) -> web.StreamResponse:
-        """Send an answer, as a stream of one chunk if it was asked for so."""
+        """Send an answer, as a stream if it was asked for so."""
         if not streams:
             return web.json_response(whole)
         if path not in STREAMED:
             return refusal(f"an audit's /v1/{path} gives whole answers only: ask without `stream`")
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
-        await response.write(f"data: {json.dumps(chunk_of(whole))}\n\ndata: [DONE]\n\n".encode())
+        await response.write(stream_of(path, whole))
         return response
 
     async def _post(self, request: web.Request) -> web.StreamResponse:

@@ -1,7 +1,6 @@
 """What agents ask and are answered by the APIs that an audit serves: whole answers, in words."""
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = (
@@ -11,8 +10,6 @@ CHAT, COMPLETIONS, RESPONSES, MESSAGES = (
     "messages",
 )
 """Paths below `/v1`."""
-STREAMED = (CHAT, COMPLETIONS)
-"""Those whose answers can be asked for as a stream."""
 
 
 def asked_in(path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
@@ -26,8 +23,8 @@ def asked_in(path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
         items, system = body.get("messages") or [], body.get("system")
     else:
         return body.get("messages") or []
-    first = [{"role": "system", "content": _words(system)}] if system else []
-    return first + [one | {"content": _words(one.get("content") or "")} for one in items]
+    first = [{"role": "system", "content": words(system)}] if system else []
+    return first + [one | {"content": words(one.get("content") or "")} for one in items]
 
 
 def said_in(answer: dict[str, Any]) -> str:
@@ -38,7 +35,7 @@ def said_in(answer: dict[str, Any]) -> str:
     parts = answer.get("content") or [
         part for item in answer.get("output") or () for part in item.get("content") or ()
     ]
-    return _words(parts)
+    return words(parts)
 
 
 def shown_in(answer: dict[str, Any]) -> str:
@@ -71,18 +68,6 @@ def written(path: str, said: str, model: str) -> dict[str, Any]:
     return about | made | {"choices": [choice]}
 
 
-def chunk_of(answer: dict[str, Any]) -> dict[str, Any]:
-    """A whole chat or completion as the only chunk of a stream."""
-    if answer.get("object") == "text_completion":
-        return answer
-    choices = [
-        {name: one for name, one in choice.items() if name != "message"}
-        | {"delta": choice["message"] | {"tool_calls": list(_numbered(choice["message"]))}}
-        for choice in answer["choices"]
-    ]
-    return answer | {"object": "chat.completion.chunk", "choices": choices}
-
-
 def with_aside(body: dict[str, Any], aside: str | None) -> dict[str, Any]:
     """A request with further words at the end of the last ones of its user."""
     if aside is None:
@@ -100,16 +85,11 @@ def with_aside(body: dict[str, Any], aside: str | None) -> dict[str, Any]:
     return body | {field: [*messages, {"role": "user", "content": aside}]}
 
 
-def _numbered(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for number, call in enumerate(message.get("tool_calls") or ()):
-        yield {"index": number} | call
-
-
 def _assistant(said: str) -> dict[str, Any]:
     return {"role": "assistant", "content": said}
 
 
-def _words(content: Any) -> str:
+def words(content: Any) -> str:
     """The text of content that may be a text, or a list of parts."""
     if isinstance(content, str):
         return content

@@ -40,6 +40,13 @@ class Block:
             value = None
         return value if isinstance(value, dict) else {"unparsed": self.text}
 
+    def steps(self) -> Iterator["Step"]:
+        """Those of a block that is whole already."""
+        yield Step("begin", self)
+        if self.text:
+            yield Step("more", self, self.text, self.entries)
+        yield Step("end", self)
+
 
 @dataclass(frozen=True)
 class Step:

@@ -1,9 +1,7 @@
 """How one API reads a request and writes its answer; failover, sessions and limits lie below."""
 
-import json
 from typing import Any, Protocol
 
-from services.http.json_body import json_bytes
 from services.router.answering.journal import Piece
 from services.router.answering.open_request import OpenRequest
 from services.router.errors import RequestFailed
@@ -56,17 +54,3 @@ class Door(Protocol):
 
     def end_of_passed_on(self) -> bytes:
         """What follows the last of them."""
-
-
-def event(data: dict[str, Any], name: str | None = None) -> bytes:
-    """A server-sent event."""
-    named = b"event: %b\n" % name.encode() if name is not None else b""
-    return b"%bdata: %b\n\n" % (named, json_bytes(data))
-
-
-def named(data: str) -> bytes:
-    """A replica's event in a stream of events that have names: those of their types."""
-    return b"event: %b\ndata: %b\n\n" % (
-        str(json.loads(data).get("type", "message")).encode(),
-        data.encode(),
-    )

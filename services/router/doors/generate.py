@@ -4,7 +4,8 @@ from typing import Any
 
 from services.router.answering.journal import ChoiceJournal, Piece
 from services.router.answering.open_request import OpenRequest
-from services.router.doors.door import AnswerWriter, event
+from services.router.doors.door import AnswerWriter
+from services.router.doors.events import event
 from services.router.doors.openai_answers import DONE, OpenAIDoor, trajectory_of
 from services.router.errors import RequestFailed
 

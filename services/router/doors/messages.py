@@ -5,8 +5,10 @@ from typing import Any
 
 from services.router.answering.journal import Piece
 from services.router.answering.open_request import OpenRequest
-from services.router.doors.blocks import Block, Blocks, Step
-from services.router.doors.door import AnswerWriter, event, named
+from services.router.doors.blocks import Block, Blocks
+from services.router.doors.door import AnswerWriter
+from services.router.doors.events import event, named
+from services.router.doors.message_events import first_event, last_events, step_events
 from services.router.doors.openai_answers import OpenAIAnswers
 from services.router.errors import RequestFailed
 
@@ -94,16 +96,14 @@ class MessagesAnswers:
         if choice["finish_reason"] is not None:
             self._ending = choice
         steps = self._blocks.take(choice["delta"], [])
-        return self._start() + b"".join(map(_step, steps))
+        return self._start() + b"".join(map(step_events, steps))
 
     def ending(self) -> bytes:
         """See `AnswerWriter`."""
-        last = b"".join(map(_step, self._blocks.end()))
+        last = b"".join(map(step_events, self._blocks.end()))
         stop = _stop(self._ending, self._blocks.all)
         trajectory = {name: value for name, value in self._ending.items() if name == "trajectory"}
-        delta = {"type": "message_delta", "delta": stop, "usage": self._usage(), **trajectory}
-        stopped = event({"type": "message_stop"}, "message_stop")
-        return self._start() + last + event(delta, "message_delta") + stopped
+        return self._start() + last + last_events(stop, self._usage(), **trajectory)
 
     async def keep(self) -> None:
         """No request refers to an earlier one."""
@@ -115,9 +115,7 @@ class MessagesAnswers:
         if self._begun:
             return b""
         self._begun = True
-        message = {**self._message([]), "stop_reason": None, "stop_sequence": None}
-        started = {"type": "message_start", "message": {**message, "usage": self._usage(0)}}
-        return event(started, "message_start")
+        return first_event(self._message([]), self._usage(0))
 
     def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
         return {
@@ -157,35 +155,3 @@ def _stop(choice: dict[str, Any], blocks: list[Block]) -> dict[str, Any]:
     if isinstance(sequence, str) and not (calls and "unparsed" not in calls[-1].arguments):
         return {"stop_reason": "stop_sequence", "stop_sequence": sequence}
     return {"stop_reason": "tool_use" if calls else "end_turn", "stop_sequence": None}
-
-
-_BEGINNINGS: dict[str, dict[str, Any]] = {
-    "reasoning": {"type": "thinking", "thinking": "", "signature": ""},
-    "text": {"type": "text", "text": ""},
-}
-_DELTAS = {
-    "reasoning": ("thinking_delta", "thinking"),
-    "text": ("text_delta", "text"),
-    "tool": ("input_json_delta", "partial_json"),
-}
-
-
-def _step(step: Step) -> bytes:
-    block, told = step.block, b""
-    if step.what == "begin":
-        call = {"type": "tool_use", "id": block.call, "name": block.name, "input": {}}
-        begun = _BEGINNINGS.get(block.kind, call)
-        data = {"type": "content_block_start", "index": block.index, "content_block": begun}
-        return event(data, "content_block_start")
-    if step.what == "more":
-        kind, name = _DELTAS[block.kind]
-        return _delta(block, {"type": kind, name: step.text})
-    if block.kind == "reasoning":
-        told = _delta(block, {"type": "signature_delta", "signature": uuid.uuid4().hex})
-    stopped = {"type": "content_block_stop", "index": block.index}
-    return told + event(stopped, "content_block_stop")
-
-
-def _delta(block: Block, delta: dict[str, Any]) -> bytes:
-    data = {"type": "content_block_delta", "index": block.index, "delta": delta}
-    return event(data, "content_block_delta")

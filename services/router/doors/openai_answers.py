@@ -6,7 +6,8 @@ from services.http.event_stream import END
 from services.http.json_body import json_bytes
 from services.router.answering.journal import ChoiceJournal, Piece
 from services.router.answering.open_request import OpenRequest
-from services.router.doors.door import AnswerWriter, event
+from services.router.doors.door import AnswerWriter
+from services.router.doors.events import event
 from services.router.errors import RequestFailed
 from services.router.request.client_request import ClientRequest
 

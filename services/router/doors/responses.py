@@ -6,7 +6,8 @@ from typing import Any
 from services.router.answering.journal import Piece
 from services.router.answering.open_request import OpenRequest
 from services.router.doors.blocks import Blocks
-from services.router.doors.door import AnswerWriter, event, named
+from services.router.doors.door import AnswerWriter
+from services.router.doors.events import event, named
 from services.router.doors.openai_answers import OpenAIAnswers
 from services.router.doors.response_items import ItemEvents, Tools, item_of
 from services.router.errors import RequestFailed, bad_request

@@ -24,8 +24,8 @@ from services.protocol.router import CHOICE_HEADER, JOURNAL_HEADER, REPLICA_HEAD
 from services.router.answering.journal import Piece
 from services.router.answering.open_request import OpenRequest
 from services.router.answering.pass_through import PassThrough
-from services.router.doors import door_of
 from services.router.doors.door import AnswerWriter
+from services.router.doors.doors import door_of
 from services.router.errors import RequestFailed, Unjournaled, unreadable_body
 from services.router.http.access_log import LOGGED, AccessLog, RequestRecord
 from services.router.http.answers import HttpAnswer
