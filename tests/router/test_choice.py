@@ -212,11 +212,21 @@ def test_what_runs_no_sequence_leaves_no_trace():
 
 def test_conversations_without_a_name_push_no_session_out():
     chooser = _chooser(max_sessions=3)
+    chooser.homes.shared = True
     _choose(chooser, session="s")
     for number in range(10):
         _choose(chooser, prefix=PromptPrefix.of(_body("rules", "task", f"idea {number}")))
     assert _choose(chooser, session="s").kind == "hit"
     assert chooser.homes.take_changes(10).keys() == {"s"}, "and other routers hear of none"
+
+
+def test_a_router_that_is_alone_remembers_nothing_of_sessions_that_are_over():
+    chooser = _chooser()
+    for number in range(100):
+        chooser.choose(["a"], session=str(number), weight=1, now=0.0)
+        chooser.homes.forget(str(number))
+    assert len(chooser.homes) == 0
+    assert chooser.homes.take_changes(100) == {}
 
 
 def test_a_replica_that_returns_starts_slowly_and_one_more_failure_ejects_it():

@@ -103,6 +103,7 @@ def test_the_others_counts_are_the_sum_of_what_each_living_one_said_last(talk):
 
 def test_what_changed_here_is_newer_than_what_others_say():
     homes = SessionTable(bound=10, idle_s=60.0)
+    homes.shared = True
     homes.set("s", "a", 0.0)
     homes.apply("s", "b", 0.0)
     assert homes.get("s", 0.0) == "a"

@@ -199,10 +199,13 @@ class SessionTable:
     Args:
         bound: sessions remembered.
         idle_s: one that was not used for so long is forgotten, seconds.
+
+    Attributes:
+        shared: its changes are kept, because somebody takes them.
     """
 
     def __init__(self, *, bound: int, idle_s: float) -> None:
-        self._bound, self._idle_s = bound, idle_s
+        self._bound, self._idle_s, self.shared = bound, idle_s, False
         self._table: OrderedDict[str, tuple[str, float]] = OrderedDict()
         self._changed: dict[str, str | None] = {}
 
@@ -256,6 +259,8 @@ class SessionTable:
         self._changed = {session: home for session, (home, _) in self._table.items()}
 
     def _change(self, session: str, home: str | None) -> None:
+        if not self.shared:
+            return
         self._changed[session] = home
         if len(self._changed) > self._bound:
             # They are not taken as fast: other routers guess, and learn at the next move.

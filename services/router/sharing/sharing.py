@@ -174,6 +174,7 @@ class Sharing:
         self, config: RouterConfig, reservations: Reservations, point: ExchangePoint
     ) -> None:
         self._config, self._reservations, self._point = config, reservations, point
+        reservations.chooser.homes.shared = True
         self._router_id = secrets.token_hex(8)
         self._unsent_homes: dict[str, str | None] = {}
         self._unsent_floors: dict[str, int] = {}
