@@ -27,6 +27,7 @@ class Holding:
         name: Ray's processes call themselves by their current work.
         began: when the process did, seconds since 1970.
         age_s: seconds since then.
+        done: work of the soak that was done by then.
     """
 
     at_s: float
@@ -34,6 +35,7 @@ class Holding:
     pid: int
     began: float
     age_s: float
+    done: int
     rss_mib: float
     fds: int
     threads: int
@@ -46,6 +48,7 @@ class Rules:
     Attributes:
         more: growth over the whole time in which it was counted, by name of the figure.
         more_an_hour: growth an hour, added to `more`.
+        more_each: growth for each piece of work that was done meanwhile, added as well.
         warm_s: younger processes still fill caches and are not judged.
         settled: share of the time at the beginning that is not judged.
         counts: a process with fewer counts is not judged.
@@ -56,6 +59,7 @@ class Rules:
 
     more: Mapping[str, float] = field(default_factory=dict)
     more_an_hour: Mapping[str, float] = field(default_factory=dict)
+    more_each: Mapping[str, float] = field(default_factory=dict)
     warm_s: float = 0.0
     settled: float = 0.0
     counts: int = 4
@@ -88,12 +92,12 @@ class Census:
         self.holdings: list[Holding] = []
         self.totals: list[dict[str, float]] = []
 
-    def take(self) -> list[int]:
-        """Count now; the pids that were counted."""
+    def take(self, done: int = 0) -> list[int]:
+        """Count now, when so much work is done; the pids that were counted."""
         at_s, now = time.monotonic() - self._began, []
         for pid, name in self._processes().items():
             with suppress(psutil.Error, OSError):  # it ended meanwhile
-                now.append(_holding(psutil.Process(pid), name=name, at_s=at_s))
+                now.append(_holding(psutil.Process(pid), name=name, at_s=at_s, done=done))
         total: dict[str, float] = {"minute": round(at_s / 60, 2), "processes": len(now)}
         total |= {what: sum(getattr(one, what) for one in now) for what in HELD}
         total |= {f"disk_mib {name}": _disk_mib(path) for name, path in self._folders.items()}
@@ -113,6 +117,8 @@ class Census:
                 "name": own[-1].name,
                 "pid": own[-1].pid,
                 "minutes": round((own[-1].at_s - own[0].at_s) / 60, 2),
+                "done": own[-1].done - own[0].done,
+                "from_to_mib": [round(own[0].rss_mib, 1), round(own[-1].rss_mib, 1)],
             }
             | {
                 what: round(per_hour((one.at_s, getattr(one, what)) for one in own), 2)
@@ -137,7 +143,8 @@ class Census:
             f"{row['name']} (pid {row['pid']}): {what} grows by {row[what]:g} an hour"
             for row in judged
             for what in HELD
-            if row[what] * row["minutes"] / 60 > self._allowed(what, row["minutes"] / 60)
+            if row[what] * row["minutes"] / 60
+            > self._allowed(what, row["minutes"] / 60, row["done"])
         ]
         settled = [one for one in self.totals if 60 * one["minute"] >= rules.warm_s]
         if rules.share_an_hour is None or len(settled) < rules.counts:
@@ -151,12 +158,12 @@ class Census:
                 found.append(f"all together: {what} grows by {slope:.1f} an hour")
         return found
 
-    def _allowed(self, what: str, hours: float) -> float:
-        """Growth in so many hours that is no leak."""
-        more, an_hour = self._rules.more, self._rules.more_an_hour
-        if what not in more.keys() | an_hour.keys():
+    def _allowed(self, what: str, hours: float, done: int = 0) -> float:
+        """Growth in so many hours, and by so much work, that is no leak."""
+        more, an_hour, each = self._rules.more, self._rules.more_an_hour, self._rules.more_each
+        if what not in more.keys() | an_hour.keys() | each.keys():
             return float("inf")
-        return more.get(what, 0.0) + an_hour.get(what, 0.0) * hours
+        return more.get(what, 0.0) + an_hour.get(what, 0.0) * hours + each.get(what, 0.0) * done
 
 
 def per_hour(points: Iterable[tuple[float, float]]) -> float:
@@ -170,7 +177,7 @@ def per_hour(points: Iterable[tuple[float, float]]) -> float:
     return 3600 * median(slopes) if slopes else 0.0
 
 
-def _holding(process: psutil.Process, *, name: str, at_s: float) -> Holding:
+def _holding(process: psutil.Process, *, name: str, at_s: float, done: int) -> Holding:
     with process.oneshot():
         began = process.create_time()
         return Holding(
@@ -179,6 +186,7 @@ def _holding(process: psutil.Process, *, name: str, at_s: float) -> Holding:
             pid=process.pid,
             began=began,
             age_s=time.time() - began,
+            done=done,
             rss_mib=process.memory_info().rss / MIB,
             fds=process.num_fds(),
             threads=process.num_threads(),

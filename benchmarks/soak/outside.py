@@ -6,6 +6,9 @@ The services of deploy/laptop.yaml on a private cluster train the example on wha
 answer. An agent takes a session, asks, and finishes it; one in ten does not, in one of five ways.
 Every session that was taken must be counted by how it ended, the ledger must balance, no late
 reward may change anything, and no process may grow. Exit code 1 and the reasons if not.
+
+Twice as many sessions come before those that are judged: whatever the services keep up to a bound
+is full by then, as the bounds are small here. From then on a session may leave nothing behind.
 """
 
 import argparse
@@ -38,11 +41,24 @@ PROGRESS_S, TAKE_S, COUNT_S = 15.0, 5.0, 10.0
 LONGEST_S = 3600.0
 ABANDONED = 0.1
 WAYS = ("never calls", "leaves in the middle", "fails", "is late", "says a bad reward")
-# An engine's memory grows until it has touched all of its KV cache: a small one, to see the rest.
-ENGINE = {"kv_cache_gb": 0.03}
+WARM_UP = 2
+"""Times the sessions that are judged."""
+SMALL: dict[str, dict[str, Any]] = {
+    "rollout_server": {"kv_cache_gb": 0.03},
+    "reward_service": {"cache_mb": 1, "program_cache_mb": 1},
+    "router": {"max_recorded_sessions": 1000, "max_sessions": 1000, "max_stored_responses": 100},
+}
+"""What services keep up to a bound fills within the warm-up."""
 REFUSED = {"is late": {404, 409}, "says a bad reward": {400}}
 """Answers to a reward that must not count."""
-RULES = Rules(more={"rss_mib": 48.0, "fds": 24.0, "threads": 24.0}, warm_s=120.0, counts=6)
+RULES = Rules(
+    more={"rss_mib": 6.0, "fds": 24.0, "threads": 24.0},  # what allocators take and give back
+    more_each={"rss_mib": 2 / 1024},  # a session that is kept has ten KiB and more
+    settled=WARM_UP / (WARM_UP + 1),
+    warm_s=120.0,
+    counts=10,
+    least_share=0.2,
+)
 ENDED = (RunState.FINISHED, RunState.FAILED, RunState.STOPPED)
 
 
@@ -116,14 +132,14 @@ def main() -> None:
     options = options_of(
         __doc__,
         "soak_outside",
-        sessions=(2000, "that a run hands out, at least"),
+        sessions=(2000, "that are judged; twice as many come before them"),
         seed=(0, "of who abandons what"),
     ).parse_args()
     findings = Findings()
     demo = DemoOptions(seed=0, port=free_port(), steps=None)
     with tempfile.TemporaryDirectory(prefix="soak-outside-") as folder:
-        router = {"sessions_dir": f"{folder}/sessions"}
-        with deployed(demo, Console(), router=router, rollout_server=ENGINE) as cluster:
+        arguments = {**SMALL, "router": SMALL["router"] | {"sessions_dir": f"{folder}/sessions"}}
+        with deployed(demo, Console(), **arguments) as cluster:
             agents = Agents(demo.url, findings, options.seed)
             census = Census(cluster_processes, RULES)
             began = time.monotonic()
@@ -145,7 +161,7 @@ def run_config(options: argparse.Namespace, folder: Path) -> RunConfig:
         "environment": "external",
         "batch_groups": GROUPS,
         "group_size": GROUP_SIZE,
-        "steps": -(-options.sessions // (GROUPS * GROUP_SIZE)),
+        "steps": -(-(WARM_UP + 1) * options.sessions // (GROUPS * GROUP_SIZE)),
         "rollout_progress_timeout_s": PROGRESS_S,
         "rollout_timeout_s": None,
         "evaluation": {"tasks": 20, "every": 100},
@@ -165,7 +181,7 @@ async def soak(url: str, config: RunConfig, agents: Agents, census: Census) -> R
             if status.state in ENDED or time.monotonic() > deadline or playing.done():
                 break
             if time.monotonic() >= count_at:
-                census.take()
+                census.take(agents.ended.total())
                 count_at = time.monotonic() + COUNT_S
             await asyncio.sleep(0.5)
     over.set()
