@@ -119,6 +119,8 @@ class RouterConfig(StrictModel):
         max_recorded_sessions: records kept; the least recently used is dropped first.
         max_open_calls: calls of one recorded session that may be open at once; more are refused
             with status 429.
+        max_session_tokens: token ids kept of one recorded session from which on it takes no more
+            calls; they are refused with status 429.
         max_recorded_tokens: token ids kept in all records together, about 12 bytes each.
         max_returned_tokens: tokens of trajectories in one answer, about 35 bytes each. A request
             for more gets status 413; clients then ask for some trajectories at a time.
@@ -198,6 +200,7 @@ class RouterConfig(StrictModel):
     session_prompts: Literal["template", "recorded"] = "template"
     max_recorded_sessions: int = Field(default=10_000, ge=1)
     max_open_calls: int = Field(default=256, ge=1)
+    max_session_tokens: int = Field(default=5_000_000, ge=1)
     max_recorded_tokens: int = Field(default=20_000_000, ge=1)
     max_returned_tokens: int = Field(default=1_000_000, ge=1)
     sessions_dir: str | None = None

@@ -109,6 +109,18 @@ def test_a_finished_session_takes_no_call():
     assert (refusal.value.status, refusal.value.kind) == (409, "session_finished")
 
 
+def test_a_session_with_its_most_tokens_takes_no_more_calls_and_can_be_finished():
+    store = _store(max_session_tokens=10)
+    flooding, other = _recorded(store, 10), _recorded(store, 9)
+    with pytest.raises(RequestFailed, match="has 10 tokens, as many as") as refusal:
+        store.begin(flooding, now=0.0)
+    assert (refusal.value.status, refusal.value.kind) == (429, "too_many_session_tokens")
+    assert not flooding.open
+    store.begin(other, now=0.0)
+    store.finish(flooding, SessionEnding(reward=1.0), now=0.0, wall=0.0)
+    assert flooding.state == "finished"
+
+
 def test_rewards_of_turns_that_add_up_to_one_make_one():
     store = _store()
     session = store.create({}, now=0.0, wall=0.0)

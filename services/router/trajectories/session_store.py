@@ -198,7 +198,8 @@ class SessionStore:
         """A call of the session begins; with a history, it is to go on from recorded tokens.
 
         Raises:
-            RequestFailed: 409 `session_finished`, 429 `too_many_session_calls`.
+            RequestFailed: 409 `session_finished`, 429 `too_many_session_calls` or
+                `too_many_session_tokens`.
         """
         if session.state == "finished":
             message = f"the session {session.id!r} is finished; make another with POST /v1/sessions"
@@ -211,6 +212,12 @@ class SessionStore:
             raise RequestFailed(
                 429, "too_many_session_calls", message, param=SESSION_HEADER, retry_after_s=1
             )
+        if session.tree.tokens >= self._config.max_session_tokens:
+            message = (
+                f"the session {session.id!r} has {session.tree.tokens} tokens, as many as the "
+                "router's max_session_tokens allows: finish it, or raise the bound"
+            )
+            raise RequestFailed(429, "too_many_session_tokens", message, param=SESSION_HEADER)
         self._last_call += 1
         session.open[self._last_call] = OpenCall(now, router)
         self._use(session, now)

@@ -85,7 +85,8 @@ class Sessions:
 
         Raises:
             RequestFailed: 404 `session_not_found`, 409 `session_finished`, 429
-                `too_many_session_calls`, 400 for a name under which no session can be recorded.
+                `too_many_session_calls` or `too_many_session_tokens`, 400 for a name under which no
+                session can be recorded.
         """
         if name is None:
             return None
