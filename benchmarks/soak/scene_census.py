@@ -32,11 +32,11 @@ class SceneCensus(Census):
         self._segments: set[str] = set()
         self._helpers: set[int] = set()  # the server that everything is forked from
 
-    def take(self) -> list[int]:
+    def take(self, done: int = 0) -> list[int]:
         """See `Census`."""
         if not self.totals:
             self._helpers = {pid for pid, name in self._names().items() if name == "helper"}
-        pids, mapped = super().take(), set()
+        pids, mapped = super().take(done), set()
         for pid in pids:
             with suppress(OSError):  # it ended meanwhile
                 mapped |= _segments_of(pid)
