@@ -24,7 +24,7 @@ from openai import AsyncOpenAI
 
 from environments.problems import problems_on_stderr
 from environments.turns import Rollout
-from environments.verifiers_tasksets import examples_of, load_tasks, tasks_rollout
+from environments.verifiers_tasksets import Tasks, examples_of, load_tasks, tasks_rollout
 from services.protocol.errors import InvalidInput
 from services.protocol.run.task import Task
 
@@ -36,7 +36,8 @@ def load(name: str, **arguments: Any) -> Any:
     """The `verifiers` environment of this name, made with these arguments; or a taskset's tasks.
 
     Raises:
-        InvalidInput: verifiers is not there, or is too old.
+        InvalidInput: verifiers is not there, or is too old; or a server of a taskset's tools cannot
+            be started.
     """
     try:
         library = import_module("verifiers")
@@ -75,7 +76,7 @@ def verifiers_rollout(name: str, **arguments: Any) -> Rollout:
     Raises:
         InvalidInput: as for `load`.
     """
-    if isinstance(environment := load(name, **arguments), Sequence):
+    if isinstance(environment := load(name, **arguments), Tasks):
         return tasks_rollout(name, environment)
     chat = import_module("verifiers.clients").OpenAIChatCompletionsClient
 

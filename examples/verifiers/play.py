@@ -13,20 +13,21 @@ import asyncio
 import itertools
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import httpx
 import verifiers.v1 as vf
+from verifiers.v1.mcp import serve_shared
 from verifiers.v1.utils.loaders import load_taskset, taskset_config_type
 
 TAKE_S, AGAIN_S = 20.0, 2.0
 
 
-def load(name: str, arguments: dict[str, Any]) -> dict[int, vf.Task]:
-    """The tasks of a taskset by their places in it."""
-    config = taskset_config_type(name)(id=name, **arguments)
-    return dict(enumerate(load_taskset(config)))
+def load(name: str, arguments: dict[str, Any]) -> vf.Taskset:
+    """The taskset of this name."""
+    return load_taskset(taskset_config_type(name)(id=name, **arguments))
 
 
 def write(tasks: dict[int, vf.Task], out: Path, heldout: int) -> None:
@@ -42,10 +43,24 @@ def write(tasks: dict[int, vf.Task], out: Path, heldout: int) -> None:
 
 
 class Player:
-    """Has agents play the sessions that a router offers."""
+    """Has agents play the sessions that a router offers.
 
-    def __init__(self, tasks: dict[int, vf.Task], url: str, harness: dict[str, Any]) -> None:
+    Args:
+        tasks: by their places in the taskset.
+        url: of the router.
+        harness: of verifiers.
+        tools: servers of the taskset's own tools, by name.
+    """
+
+    def __init__(
+        self,
+        tasks: dict[int, vf.Task],
+        url: str,
+        harness: dict[str, Any],
+        tools: Mapping[str, Any] | None = None,
+    ) -> None:
         self._tasks, self._url, self._harness = tasks, url.rstrip("/"), harness
+        self._tools = tools or {}
         self._numbers = itertools.count()
 
     async def play(self, parallel: int) -> None:
@@ -95,9 +110,16 @@ class Player:
                 harness=self._harness,
                 runtime=vf.SubprocessConfig(),
             )
-            return await vf.Agent(config).run(task)
+            return await vf.Agent(config).run(task, tools=self._tools)
         finally:
             del os.environ[key]
+
+
+async def play(taskset: vf.Taskset, given: argparse.Namespace) -> None:
+    """Play until interrupted; the taskset's own tools are there for all agents."""
+    tasks, harness = dict(enumerate(taskset)), {"id": given.harness}
+    async with serve_shared(taskset.toolsets(taskset.config)) as tools:
+        await Player(tasks, given.url, harness, tools).play(given.parallel)
 
 
 def main() -> None:
@@ -115,13 +137,12 @@ def main() -> None:
     playing.add_argument("--parallel", type=int, default=8, help="agents at once")
     playing.add_argument("--harness", default="null", help="verifiers' harness: null only chats")
     given = parser.parse_args()
-    tasks = load(given.taskset, given.arguments)
+    taskset = load(given.taskset, given.arguments)
     if given.command == "write":
-        write(tasks, given.out, given.heldout)
+        write(dict(enumerate(taskset)), given.out, given.heldout)
         return
-    player = Player(tasks, given.url, {"id": given.harness})
     try:
-        asyncio.run(player.play(given.parallel))
+        asyncio.run(play(taskset, given))
     except KeyboardInterrupt:
         print("no more sessions are taken")
 

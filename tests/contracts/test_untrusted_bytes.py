@@ -62,6 +62,7 @@ IMPORTS_BY_NAME = {
     "environments/openenv.py",
     "environments/verifiers.py",
     "environments/verifiers_tasksets.py",
+    "environments/verifiers_tools.py",
     "services/reward_service/jailed/answer.py",
     "services/reward_service/jailed/build.py",
 }
