@@ -130,6 +130,18 @@ async def test_agents_are_told_to_come_again_while_their_sessions_cannot_be_reac
     assert (await cluster.http.get(f"{url}/sess_0", headers=unknown)).status_code == 401
 
 
+async def test_a_call_whose_end_was_not_heard_ends_with_the_next_one(process):
+    router = SharedSessions(CONFIG, process)
+    first, second = [(await router.create({})).id for _ in range(2)]
+    calls = [await router.begin(session) for session in (first, second)]
+    process.gone = True
+    await router.end(first, calls[0].number, None)
+    process.gone = False
+    assert (await router.get(first)).open_calls == 1
+    await router.end(second, calls[1].number, None)
+    assert [(await router.get(session)).open_calls for session in (first, second)] == [0, 0]
+
+
 @pytest.fixture
 def at_once(monkeypatch):
     monkeypatch.setattr(lost_routers, "LOOK_S", 0.0)

@@ -41,6 +41,7 @@ class SharedSessions:
 
     def __init__(self, config: RouterConfig, peer: RemoteService, router: str = "") -> None:
         self._config, self._peer, self._router = config, peer, router
+        self._unended: dict[int, str] = {}
 
     async def begin(self, name: str | None, history: History | None = None) -> CallStart | None:
         """See `Sessions`."""
@@ -57,6 +58,19 @@ class SharedSessions:
         except NotReady as absence:
             RouterMetrics.session_calls.inc(tags={"kind": "lost"})
             _LOG.warning("session_call_lost", session=name, reason=str(absence))
+            self._unended[number] = name
+            return
+        await self._end_others()
+
+    async def _end_others(self) -> None:
+        """Calls whose end the process did not hear would be open in their sessions for a day."""
+        while self._unended:
+            number, name = self._unended.popitem()
+            try:
+                await self._peer.call("end", name, number, None, timeout_s=_ANSWER_S)
+            except NotReady:
+                self._unended[number] = name
+                return
 
     async def create(
         self, metadata: dict[str, str], offer: SessionOffer | None = None
