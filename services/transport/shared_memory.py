@@ -8,6 +8,7 @@ kernel allows to processes of the same user.
 import fcntl
 import mmap
 import os
+import threading
 from collections import deque
 from dataclasses import replace
 from pathlib import Path
@@ -110,7 +111,7 @@ class MappedBuffer:
 
     Attributes:
         bytes: uint8, all of it; only trainer ranks write to it, each to its own part.
-        pin_error: why CUDA did not register it, as `cudaError_t`; 0: it did, or was not asked.
+        is_pinned: CUDA has registered it.
     """
 
     def __init__(self, place: Place) -> None:
@@ -125,7 +126,16 @@ class MappedBuffer:
             self.bytes = _mapped(fd)[:-_SERIAL_BYTES]
         finally:
             os.close(fd)
-        self.pin_error = 0
+        self.is_pinned = self._pin_begun = False
+
+    def pin(self, gpu: torch.device) -> None:
+        """Have CUDA register it once, in a thread: that takes seconds where a version is large."""
+        if not self._pin_begun:
+            self._pin_begun = True
+            threading.Thread(target=self._pin, args=(gpu,), name="pin", daemon=True).start()
+
+    def _pin(self, gpu: torch.device) -> None:
+        self.is_pinned = pin(self, gpu) == 0
 
 
 class HeldBuffer:
@@ -191,10 +201,16 @@ class Mappings:
             raise ValueError(f"{nbytes} bytes at {place} end after the buffer's {len(whole)}")
         return whole[place.offset : place.offset + nbytes]
 
-    @property
-    def pin_error(self) -> int:
-        """Of a buffer that is mapped; 0: all are as fast as they can be."""
-        return max((one.pin_error for one in self._mapped.values()), default=0)
+    def is_pageable(self, place: Place) -> bool:
+        """Whether the GPU copies slowly from a place, for CUDA has not registered it (yet)."""
+        mapped = self._mapped.get(place.inode)
+        return self._gpu is not None and mapped is not None and not mapped.is_pinned
+
+    def pin(self) -> None:
+        """Have CUDA register what is mapped, for the next time that it is used."""
+        if self._gpu is not None:
+            for one in self._mapped.values():
+                one.pin(self._gpu)
 
     def buffer(self, place: Place) -> MappedBuffer:
         """The buffer around a place, mapped.
@@ -206,10 +222,7 @@ class Mappings:
             self._keep_only(place.inode)
         mapped = self._mapped.get(place.inode)
         if mapped is None:
-            # Another one may go for it, and is pinned no more before this one is.
             mapped = self._mapped[place.inode] = MappedBuffer(place)
-            if self._gpu is not None:
-                mapped.pin_error = pin(mapped, self._gpu)
         return mapped
 
     def _keep_only(self, inode: int) -> None:

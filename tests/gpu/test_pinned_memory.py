@@ -1,5 +1,7 @@
 """The memory of another process, registered with a real CUDA for as long as it is mapped."""
 
+import threading
+
 import pytest
 import torch
 
@@ -20,6 +22,10 @@ def test_a_mapped_version_is_pinned_until_another_takes_its_place() -> None:
     first.bytes.fill_(3)
     mappings = Mappings(kept=1, gpu=GPU)
     view = mappings.read(first.place(0), SIZE)
+    mappings.pin()
+    for thread in threading.enumerate():
+        if thread.name == "pin":
+            thread.join()
     assert view.is_pinned()
     assert view.to(GPU).eq(3).all()
     mappings.read(second.place(0), SIZE)

@@ -144,7 +144,7 @@ class ScriptedLoader:
     def close(self) -> None:
         self.closed = True
 
-    async def drop(self, prefix: str) -> None:
+    def drop(self, prefix: str) -> None:
         self.dropped.append(prefix)
 
 
@@ -269,7 +269,7 @@ async def test_stage_and_commit_are_reported_with_what_the_bus_needs(scene: Scen
     assert done.paused_s == pytest.approx(0.02)
 
 
-async def test_a_stage_in_pageable_memory_is_counted(
+async def test_a_load_from_pageable_memory_is_counted(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted: asyncio.Queue[str] = asyncio.Queue()
@@ -277,10 +277,7 @@ async def test_a_stage_in_pageable_memory_is_counted(
     monkeypatch.setattr(RolloutMetrics, "orders", count)
     for pageable, expected in ((False, ["done"]), (True, ["done", "pageable"])):
         scene.loader.pageable = pageable
-        prefix = f"{pageable}/t0"
-        scene.loader.gates[prefix] = asyncio.Event()
-        scene.loader.gates[prefix].set()
-        scene.bus.orders.put_nowait(stage(3, prefix))
+        scene.bus.orders.put_nowait(CommitWeights(version=3))
         assert [await scene.next(counted) for _ in expected] == expected
 
 

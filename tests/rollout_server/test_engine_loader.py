@@ -1,6 +1,7 @@
 """Commit order and torn engines, against a scripted engine."""
 
 import asyncio
+import contextlib
 from dataclasses import replace
 from typing import Any
 
@@ -9,9 +10,10 @@ import pytest
 from services.protocol.weights.place import Place
 from services.protocol.weights.weight_bus import StageWeights
 from services.protocol.weights.weights import Dtype, TensorSpec, WeightManifest
-from services.rollout_server.weights import engine_loader
 from services.rollout_server.weights.engine_loader import EngineLoader, NothingStaged, OtherModel
 from services.rollout_server.weights.own_model import OwnModel
+from services.transport.shared_memory import SharedBuffer
+from services.transport.staged_version import StageFailed
 
 PLACE = Place(pid=1, fd=2, inode=3, offset=0)
 
@@ -24,7 +26,7 @@ class ScriptedEngine:
         self.finish_error: Exception | None = None
         self.hang = False
         self.torn = False
-        self.pin_error = 0
+        self.pageable = False
         self.loaded: int | None = None
         self.renderer = self.engine_core = self
 
@@ -37,12 +39,6 @@ class ScriptedEngine:
     async def resume_generation(self) -> None:
         self.calls.append("resume")
 
-    async def start_weight_update(self) -> None:
-        self.calls.append("start")
-
-    async def update_weights(self, request: Any) -> None:
-        self.calls.append("update")
-
     async def finish_weight_update(self, weight_version: str | None = None) -> None:
         self.calls.append(("finish", weight_version))
         if self.hang:
@@ -54,9 +50,9 @@ class ScriptedEngine:
     async def collective_rpc(
         self, method: str, timeout: float | None = None, args: tuple[Any, ...] = ()
     ) -> list[Any]:
-        if method == "pin_error":
-            return [0, self.pin_error]
         self.calls.append(method)
+        if method == "open_update":
+            return [False, self.pageable]
         if self.hang:
             raise TimeoutError
         return [{"torn": torn, "version": self.loaded} for torn in (False, self.torn)]
@@ -69,13 +65,14 @@ class ScriptedReceiver:
 
     def __init__(self) -> None:
         self.received: list[StageWeights] = []
+        self.buffer = SharedBuffer(64)
 
     async def receive(self, order: StageWeights) -> float:
         self.received.append(order)
         return 0.1
 
     def staged_at(self) -> Place:
-        return PLACE
+        return self.buffer.place(0)
 
     def keep(self) -> None:
         pass
@@ -92,17 +89,15 @@ def loader(engine: ScriptedEngine, in_flight: str = "keep", timeout_s: float = 5
     return EngineLoader(engine, receiver, in_flight=in_flight, commit_timeout_s=timeout_s)
 
 
-async def stage(one: EngineLoader, engine: ScriptedEngine, version: int) -> None:
-    manifest = WeightManifest(
+def manifest_of(version: int) -> WeightManifest:
+    return WeightManifest(
         version=version, train_step=version, tensors=(), buckets=(), digests=((),)
     )
-    await one.stage(StageWeights(manifest=manifest, links=()))
+
+
+async def stage(one: EngineLoader, engine: ScriptedEngine, version: int) -> None:
+    await one.stage(StageWeights(manifest=manifest_of(version), links=()))
     engine.calls.clear()
-
-
-@pytest.fixture(autouse=True)
-def no_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_loader, "_request", lambda info: info)
 
 
 @pytest.mark.parametrize(
@@ -119,16 +114,46 @@ async def test_a_commit_stops_loads_labels_and_goes_on(in_flight: str, pause: An
     one = loader(engine, in_flight)
     await stage(one, engine, 4)
     await one.commit(4)
-    assert engine.calls == [pause, ("finish", "4"), "resume"]
+    assert engine.calls == [pause, "open_update", ("finish", "4"), "resume"]
     assert one.committed_version == 4
 
 
-async def test_a_stage_says_whether_a_worker_will_load_from_pageable_memory() -> None:
+async def test_a_stage_takes_no_turn_of_the_engines_loop() -> None:
+    """Whatever became of the version before: a stage that asks the engine leaves a call here."""
     engine = ScriptedEngine()
     one = loader(engine)
-    for engine.pin_error, expected in ((0, False), (2, True), (0, False)):
-        await stage(one, engine, 3)
-        assert one.pageable == expected
+    for version, engine.finish_error in enumerate((None, RuntimeError("half-way"), None)):
+        for _ in range(2):
+            await one.stage(StageWeights(manifest=manifest_of(version), links=()))
+            one.drop("e1")
+        await one.stage(StageWeights(manifest=manifest_of(version), links=()))
+        assert engine.calls == []
+        with contextlib.suppress(RuntimeError):
+            await one.commit(version)
+        engine.calls.clear()
+    assert one.committed_version == 2
+
+
+async def test_a_version_of_a_relay_that_is_gone_is_not_staged_and_one_that_is_staged_stays() -> (
+    None
+):
+    engine, relay = ScriptedEngine(), SharedBuffer(64)
+    one, place = loader(engine), relay.place(0)
+    await one.stage(StageWeights(manifest=manifest_of(4), place=place))
+    del relay
+    await one.commit(4)
+    with pytest.raises(StageFailed, match="shared memory: "):
+        await one.stage(StageWeights(manifest=manifest_of(5), place=place))
+    assert one.committed_version == 4
+
+
+async def test_a_commit_says_whether_a_worker_loaded_from_pageable_memory() -> None:
+    engine = ScriptedEngine()
+    one = loader(engine)
+    for version, engine.pageable in enumerate((False, True, False)):
+        await stage(one, engine, version)
+        await one.commit(version)
+        assert one.pageable == engine.pageable
 
 
 async def test_a_commit_that_was_carried_out_is_not_carried_out_again() -> None:
@@ -188,7 +213,7 @@ async def test_a_commit_of_what_is_not_staged_does_not_stop_generation() -> None
     engine = ScriptedEngine()
     one = loader(engine)
     await stage(one, engine, 4)
-    await one.drop("e1")
+    one.drop("e1")
     for version in (4, 5):
         engine.calls.clear()
         with pytest.raises(NothingStaged, match=f"version {version}"):

@@ -17,9 +17,7 @@ from services.rollout_server.config import RolloutServerConfig
 from services.rollout_server.control.replica_control import EngineControl, deepest_sleep
 from services.rollout_server.weights.engine_loader import Asleep, EngineLoader
 
-from .test_engine_loader import ScriptedEngine, loader, no_vllm, stage
-
-__all__ = ["no_vllm"]
+from .test_engine_loader import ScriptedEngine, loader, stage
 
 IDS = map(str, itertools.count())
 ON_CPU = RolloutServerConfig(model="m")
@@ -78,7 +76,7 @@ async def test_a_commit_does_not_resume_what_an_operator_has_paused() -> None:
     assert (paused.held, paused.error, paused.refusal) == (Hold.PAUSED, None, None)
     await stage(scene.loader, scene.engine, 2)
     await scene.loader.commit(2)
-    assert scene.engine.calls == [("finish", "2")]
+    assert scene.engine.calls == ["open_update", ("finish", "2")]
     assert scene.loader.committed_version == 2
     assert (await scene.do(ControlAction.RESUME)).held is Hold.NONE
     assert scene.engine.calls[-1] == "resume"
@@ -111,10 +109,11 @@ async def test_an_engine_that_dropped_its_weights_computes_nothing_before_the_ne
     assert scene.engine.calls == [("wake", ["weights"])]
     await stage(scene.loader, scene.engine, 1)
     await scene.loader.commit(1)
-    assert scene.engine.calls == [("finish", "1"), ("wake", ["kv_cache"])]
+    assert scene.engine.calls == ["open_update", ("finish", "1"), ("wake", ["kv_cache"])]
     await stage(scene.loader, scene.engine, 2)
     await scene.loader.commit(2)
-    assert scene.engine.calls == [("pause", "keep", True), ("finish", "2"), "resume"]
+    calls = [("pause", "keep", True), "open_update", ("finish", "2"), "resume"]
+    assert scene.engine.calls == calls
 
 
 async def test_a_sleeping_engine_takes_no_commit_and_keeps_its_weights_at_level_1() -> None:

@@ -1,5 +1,7 @@
 """The part of one worker: what it reports of the version that it loaded."""
 
+import threading
+
 import msgspec
 import pytest
 import torch
@@ -9,6 +11,7 @@ from services.rollout_server.engine.vllm_patches import load_plan
 from services.rollout_server.weights.weight_loader import StagedWeightLoader
 from services.transport.shared_memory import Mappings, SharedBuffer
 from services.transport.version_bytes import VersionBytes, block_bytes
+from tests.transport.fake_host_memory import FakeHostMemory
 
 SPECS = (
     TensorSpec(name="a", dtype=Dtype.BFLOAT16, shape=(3,), shard_numels=(2, 1)),
@@ -16,34 +19,63 @@ SPECS = (
 )
 
 
-def worker() -> StagedWeightLoader:
+MANIFEST = WeightManifest(
+    version=3,
+    train_step=3,
+    tensors=SPECS,
+    buckets=((0, 1), (1, 2)),
+    digests=(("a1", "b2"), ("c3", "d4")),
+)
+
+
+def worker(gpu: torch.device | None = None) -> StagedWeightLoader:
     made = object.__new__(StagedWeightLoader)
     made.model = made.model_config = None
-    made._mappings, made._plan = Mappings(kept=1), None
+    made._mappings, made._plan = Mappings(kept=1, gpu=gpu), None
     made.abandon()
     return made
+
+
+def stage(one: StagedWeightLoader, buffer: SharedBuffer) -> None:
+    encode = msgspec.msgpack.encode
+    one.update_weights({"manifest": encode(MANIFEST), "place": encode(buffer.place(0))})
 
 
 def test_a_worker_loads_the_tensors_that_lie_in_the_memory_it_maps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    digests = (("a1", "b2"), ("c3", "d4"))
-    manifest = WeightManifest(
-        version=3, train_step=3, tensors=SPECS, buckets=((0, 1), (1, 2)), digests=digests
-    )
-    buffer = SharedBuffer(block_bytes(manifest))
+    buffer = SharedBuffer(block_bytes(MANIFEST))
     sent = {"a": torch.tensor([1, 2, 3]).bfloat16(), "b": torch.arange(4.0).view(2, 2)}
-    for name, tensor in VersionBytes(manifest, buffer.bytes).named_tensors():
+    for name, tensor in VersionBytes(MANIFEST, buffer.bytes).named_tensors():
         tensor.copy_(sent[name])
     loaded: dict[str, torch.Tensor] = {}
     monkeypatch.setattr(load_plan, "load", lambda *args: loaded.update(args[2].named_tensors()))
     one = worker()
-    encode = msgspec.msgpack.encode
-    one.update_weights({"manifest": encode(manifest), "place": encode(buffer.place(0))})
+    stage(one, buffer)
     one.finish_weight_update()
     assert loaded.keys() == sent.keys()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in sent.items())
-    assert one.committed == {"version": 3, "digest": manifest.digest}
+    assert one.committed == {"version": 3, "digest": MANIFEST.digest}
+
+
+def test_cuda_registers_a_versions_memory_beside_the_workers_turn_for_the_next_load_from_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cuda, gpu = FakeHostMemory(monkeypatch), torch.device("cuda", 1)
+    monkeypatch.setattr(load_plan, "load", lambda *args: None)
+    buffer, one = SharedBuffer(block_bytes(MANIFEST)), worker(gpu)
+    cuda.gate.clear()
+    for _ in range(2):
+        stage(one, buffer)
+        one.finish_weight_update()
+        assert (one.pageable, cuda.registered) == (True, {})
+    cuda.gate.set()
+    for thread in threading.enumerate():
+        if thread.name == "pin":
+            thread.join()
+    stage(one, buffer)
+    assert not one.pageable
+    assert len(cuda.registered) == 1
 
 
 def test_nothing_is_loaded_where_nothing_is_staged() -> None:

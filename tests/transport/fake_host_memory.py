@@ -1,5 +1,6 @@
 """CUDA's register of host memory, which minds what CUDA minds, on a machine without one."""
 
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ class FakeHostMemory(FakeCuda):
         ended: addresses that were registered, in the order in which that ended.
         errors: what CUDA refused.
         refuses: it has no memory left for the pages.
+        gate: registering takes until it is set.
         last_error: what it would say after the next kernel.
     """
 
@@ -31,6 +33,8 @@ class FakeHostMemory(FakeCuda):
         self.ended: list[int] = []
         self.errors: list[int] = []
         self.refuses = False
+        self.gate = threading.Event()
+        self.gate.set()
         self.last_error = 0
         patch.setattr(pinned_memory, "torch", self._torch())
 
@@ -42,6 +46,7 @@ class FakeHostMemory(FakeCuda):
 
     def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:
         assert flags == 0
+        self.gate.wait()
         assert _is_mapped(address, nbytes)
         if self.refuses:
             return self._fail(NO_MEMORY)

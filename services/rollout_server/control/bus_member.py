@@ -153,8 +153,6 @@ class BusMember:
         prefix = order.links[0].prefix if order.links else ""
         report = self._report(Phase.STAGE, order.manifest.version, prefix=prefix)
         await self._report_end(report, self._loader.stage(order))
-        if self._loader.pageable:
-            self._count(Phase.STAGE, "pageable")
 
     async def _commit(self, order: CommitWeights) -> None:
         # A proof under way would be about tokens of two versions.
@@ -164,6 +162,8 @@ class BusMember:
         committed = self._loader.committed
         if committed is None:
             return
+        if self._loader.pageable and committed.version == order.version:
+            self._count(Phase.COMMIT, "pageable")
         self._reached(StartPhase.FIRST_WEIGHTS)
         RolloutMetrics.version.set(committed.version, {"replica": self._id})
         if committed.version == order.version and committed.canary:
@@ -212,7 +212,7 @@ class BusMember:
         try:
             if order.replica_id == self._id:
                 await self._end_staging()
-                await self._loader.drop(order.prefix)
+                self._loader.drop(order.prefix)
             else:
                 self._loader.receiver.end_sends(order.prefix)
         # This order has no report, so the failure is counted here.

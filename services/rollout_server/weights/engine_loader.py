@@ -3,17 +3,20 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from services.observability.log import Log
+from services.protocol.weights.place import Place
 from services.protocol.weights.replica_control import Hold
 from services.protocol.weights.weight_bus import StageWeights
 from services.protocol.weights.weights import WeightManifest, first_difference
 from services.rollout_server.engine.vllm_patches.engine_pause import pause
 from services.rollout_server.weights.own_model import OwnModel
 from services.transport.receiver import VersionReceiver
+from services.transport.shared_memory import HeldBuffer
 from services.transport.staged_version import StageFailed
 
 if TYPE_CHECKING:  # heavy, and what is here is tested without it
@@ -39,8 +42,25 @@ class Asleep(RuntimeError):
     """A commit was ordered of an engine whose memory has been freed."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Staged:
+    """A version that can be loaded.
+
+    Attributes:
+        manifest: of the version.
+        held: its memory, over which nobody writes meanwhile.
+        place: where workers find it.
+    """
+
+    manifest: WeightManifest
+    held: HeldBuffer
+    place: Place
+
+
 class EngineLoader:
     """The versions of one engine: at most one staged, at most one committed.
+
+    Staging asks nothing of the engine, whose loop would take the call between two steps.
 
     Attributes:
         receiver: where versions arrive.
@@ -48,8 +68,8 @@ class EngineLoader:
             failed half-way, and when what is served is not what the trainer sent.
         torn: a commit failed half-way, or the weights were dropped; generation stands still
             until a commit succeeds.
-        pageable: CUDA has not registered the memory of the version staged last, so that its load
-            will be slow; the workers have logged why.
+        pageable: CUDA had not registered the memory of the version loaded last, so that its load
+            was slow; where CUDA refuses, the workers have logged why.
         held: why the engine may not work. A commit resumes no paused engine and loads into none
             that sleeps or whose device is lent.
         wake: called instead of resuming, once, after the next commit: what an engine that
@@ -71,11 +91,10 @@ class EngineLoader:
         self._mode = {"drain": "wait", "abort": "abort"}.get(in_flight, "keep")
         self._clear_cache = in_flight != "keep_stale"
         self._timeout_s = commit_timeout_s
-        self._staged: WeightManifest | None = None
+        self._staged: _Staged | None = None
         self._loaded: WeightManifest | None = None  # the last one, also after it was lost
         self._served: int | None = None  # by the workers, also after it was lost
         self._received = False  # by this replica and not by its node's relay
-        self._update_open = False  # on the workers, which refuse to open another
         self.committed: WeightManifest | None = None
         self.torn = self.pageable = False
         self.held = Hold.NONE
@@ -94,7 +113,7 @@ class EngineLoader:
 
     async def stage(self, order: StageWeights) -> float:
         """Have a version ready in the background of generation: receive it, unless the relay of
-        this node holds it, and have the workers map it.
+        this node holds it, and hold its memory.
 
         Returns:
             Seconds from start to the last checked byte. Every link operation has its own
@@ -103,37 +122,24 @@ class EngineLoader:
         Raises:
             OtherModel: names, shapes or element types are not those of what was loaded, or
                 an adapter is not for the frozen model that is here.
-            StageFailed: a link broke, a deadline passed or bytes were not the manifest's.
+            StageFailed: a link broke, a deadline passed, bytes were not the manifest's, or the
+                memory of the relay is gone.
         """
         self._refuse_other_model(order.manifest)
-        await self._close_update()
+        self._staged = None
         seconds, place = 0.0, order.place
         self._received = place is None
         if place is None:
             seconds = await self.receiver.receive(order)
             place = self.receiver.staged_at()
-        info = {
-            "manifest": msgspec.msgpack.encode(order.manifest),
-            "place": msgspec.msgpack.encode(place),
-        }
-        self._update_open = True
-        async with asyncio.timeout(_RPC_TIMEOUT_S):
-            # Handed over together: a busy engine takes calls only between two steps.
-            _, _, pin_errors = await asyncio.gather(
-                self._engine.start_weight_update(),
-                self._engine.update_weights(_request(info)),
-                self._rpc("pin_error"),
-            )
-        self.pageable = any(pin_errors)
-        self._staged = order.manifest
+        try:
+            held = HeldBuffer(place)
+        except (OSError, ValueError) as error:
+            raise StageFailed(f"shared memory: {error}") from error
+        # Of this process: workers find it there whatever becomes of the relay.
+        own = held.place(place.offset)
+        self._staged = _Staged(manifest=order.manifest, held=held, place=own)
         return seconds
-
-    async def _close_update(self) -> None:
-        """Have the workers forget what was staged, so that they take another version."""
-        self._staged = None
-        if self._update_open:
-            await self._rpc("drop_stage")
-            self._update_open = False
 
     def _refuse_other_model(self, manifest: WeightManifest) -> None:
         if (manifest.adapter is None) != (self._adapter is None):
@@ -169,7 +175,7 @@ class EngineLoader:
         staged = self._staged
         if staged is None and self.committed_version == version:
             return 0.0  # the order was delivered again
-        if staged is None or staged.version != version:
+        if staged is None or staged.manifest.version != version:
             raise NothingStaged(f"version {version} is not staged")
         if self.held in (Hold.ASLEEP, Hold.LENT):
             raise Asleep(f"the engine is {self.held}; it must wake up first")
@@ -188,9 +194,8 @@ class EngineLoader:
                 self.torn = was_torn or await self._workers_torn()
                 self.committed = None if self.torn else before
                 raise
-            self.torn, self.committed, self._staged = False, staged, None
-            self._loaded, self._served = staged, version
-            self._update_open = False
+            self.torn, self.committed, self._staged = False, staged.manifest, None
+            self._loaded, self._served = staged.manifest, version
             if self._received:
                 self.receiver.keep()
             else:
@@ -202,12 +207,15 @@ class EngineLoader:
                 await self._unpause()
         return time.monotonic() - started
 
-    async def _load(self, staged: WeightManifest) -> None:
-        if staged.adapter is None:
-            await self._engine.finish_weight_update(str(staged.version))
+    async def _load(self, staged: _Staged) -> None:
+        arguments = tuple(map(msgspec.msgpack.encode, (staged.manifest, staged.place)))
+        self.pageable = any(await self._engine.collective_rpc("open_update", args=arguments))
+        version = str(staged.manifest.version)
+        if staged.manifest.adapter is None:
+            await self._engine.finish_weight_update(version)
             return
         await self._engine.collective_rpc("finish_adapter")
-        await self._engine.update_weight_version(str(staged.version))
+        await self._engine.update_weight_version(version)
 
     def lose_weights(self) -> None:
         """The weights are gone: nothing is served until everything was sent again."""
@@ -231,10 +239,10 @@ class EngineLoader:
         held = self.receiver.copy
         return held if held is not None and held.version == self.committed_version else None
 
-    async def drop(self, prefix: str) -> None:
+    def drop(self, prefix: str) -> None:
         """Forget links whose prefix starts with `prefix`, and what was staged."""
         self.receiver.drop(prefix)
-        await self._close_update()
+        self._staged = None
 
     async def digests(self) -> list[dict[str, Any]]:
         """Per worker: committed version, digest of its bytes, and whether it is torn."""
@@ -259,10 +267,3 @@ class EngineLoader:
     async def _step(self, call: Awaitable[object]) -> None:
         async with asyncio.timeout(self._timeout_s):
             await call
-
-
-def _request(info: dict[str, Any]) -> Any:
-    # vLLM is heavy and this module's logic is tested without it.
-    from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
-
-    return WeightTransferUpdateRequest(update_info=info)

@@ -2,13 +2,14 @@
 
 vLLM's own engines hold the model on the meta device from start to finish, so generation
 must stand still for the whole transfer and a failed transfer leaves a torn model. Here a version
-has been received and checked outside the engine; `update_weights` only maps it, and the live model
-is untouched until `finish_weight_update`, which runs between two forward steps.
+has been received and checked outside the engine, which is asked for nothing before the commit:
+`update_weights` maps the version, and `finish_weight_update` loads it, between two forward steps.
 
 Importing this module registers the engine, which happens in every worker because the
 worker extension below lives here.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +60,7 @@ class StagedWeightLoader(WeightTransferEngine[NoInit, StagedInfo]):
 
     Attributes:
         torn: a load failed half-way, and none has succeeded since.
+        pageable: CUDA has not registered the memory that was mapped last.
         committed: version and digest of what was loaded last.
     """
 
@@ -75,7 +77,7 @@ class StagedWeightLoader(WeightTransferEngine[NoInit, StagedInfo]):
         self._manifest: WeightManifest | None = None
         self._held: HeldBuffer | None = None
         self._plan: load_plan.LoadPlan | None = None
-        self.torn = False
+        self.torn = self.pageable = False
         self.committed: dict[str, Any] = {"version": None, "digest": ""}
 
     def init_transfer_engine(self, init_info: NoInit) -> None:
@@ -98,6 +100,7 @@ class StagedWeightLoader(WeightTransferEngine[NoInit, StagedInfo]):
         self._held = HeldBuffer(place) if place.serial else None
         self._staged = VersionBytes(manifest, self._mappings.read(place, block_bytes(manifest)))
         self._manifest = manifest
+        self.pageable = self._mappings.is_pageable(place)
 
     def receive_weights(self, update_info: StagedInfo) -> None:
         """Never called: `update_weights` is overridden."""
@@ -114,21 +117,19 @@ class StagedWeightLoader(WeightTransferEngine[NoInit, StagedInfo]):
         if staged is None or manifest is None:
             raise RuntimeError("no version is staged")
         adapter = manifest.adapter
-        if adapter is None:
-            self.torn = True
-            self._plan = load_plan.load(self.model, self.model_config, staged, self._plan)
-        else:
-            loaded = adapter_load.prepare(self.model, adapter, staged.named_tensors())
-            self.torn = True
-            adapter_load.exchange(self.model, loaded)
+        try:
+            if adapter is None:
+                self.torn = True
+                self._plan = load_plan.load(self.model, self.model_config, staged, self._plan)
+            else:
+                loaded = adapter_load.prepare(self.model, adapter, staged.named_tensors())
+                self.torn = True
+                adapter_load.exchange(self.model, loaded)
+        finally:
+            self.abandon()
         self.torn = False
         self.committed = {"version": manifest.version, "digest": manifest.digest}
-        self.abandon()
-
-    @property
-    def pin_error(self) -> int:
-        """See `Mappings.pin_error`."""
-        return self._mappings.pin_error
+        self._mappings.pin()
 
     def abandon(self) -> None:
         """Forget what was staged, so that its memory may be written again."""
@@ -146,15 +147,23 @@ class WeightLoaderExtension:
     """
 
     weight_transfer_engine: StagedWeightLoader
+    start_weight_update: Callable[[], None]
+    update_weights: Callable[[dict[str, Any]], None]
 
     def unlink_shared_memory(self) -> None:
         """See `executors.unlink_shared_memory`."""
         executors.unlink_shared_memory()
 
-    def drop_stage(self) -> None:
-        """Abandon the open update."""
-        self.weight_transfer_engine.abandon()
+    def open_update(self, manifest: bytes, place: bytes) -> bool:
+        """Map a version that is about to be loaded, whatever became of the update before.
+
+        Returns:
+            Whether CUDA has not registered its memory, so that its load will be slow.
+        """
         weight_updates.close(self)
+        self.start_weight_update()
+        self.update_weights({"manifest": manifest, "place": place})
+        return self.weight_transfer_engine.pageable
 
     def finish_adapter(self) -> None:
         """Load a staged adapter and end the update.
@@ -164,10 +173,6 @@ class WeightLoaderExtension:
         """
         self.weight_transfer_engine.finish_weight_update()
         weight_updates.close(self)
-
-    def pin_error(self) -> int:
-        """See `Mappings.pin_error`."""
-        return self.weight_transfer_engine.pin_error
 
     def weights_digest(self) -> dict[str, Any]:
         """Version and digest of the bytes that were loaded last, and whether it is torn."""
