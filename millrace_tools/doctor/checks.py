@@ -247,6 +247,22 @@ def shared_memory(machine: Machine) -> Finding:
     return fault(found, fix) if machine.shared_memory.free < _SHM_GIB * GIB else good(found)
 
 
+def pinned_memory(machine: Machine) -> Finding:
+    """Whether GPUs copy at full speed from the host memory in which weights wait for a load."""
+    if not machine.gpus.devices:
+        return good("no GPU copies from host memory")
+    limit = machine.limits.locked_bytes
+    lockable = "unlimited" if limit is None else f"{limit / GIB:.2g} GiB"
+    if machine.gpus.pin_problem:
+        fix = (
+            "Weights load all the same, but slowly: `ulimit -l unlimited` before `ray start`, or "
+            "start the container with `--ulimit memlock=-1`."
+        )
+        found = f"CUDA does not register shared memory: {machine.gpus.pin_problem}"
+        return note(f"{found}; `ulimit -l` {lockable}", fix)
+    return good(f"CUDA registers shared memory; `ulimit -l` {lockable}")
+
+
 def memory(machine: Machine) -> Finding:
     """Memory that is available now."""
     free = f"{machine.memory_free / GIB:.1f} GiB free"
@@ -298,7 +314,7 @@ def leftovers(machine: Machine) -> Finding:
 
 _ALL = (
     *(python, packages, sandbox, compilers, languages, gpus, interconnect, cores, memory),
-    *(shared_memory, disks, ledger, limits, ports, clock, leftovers),
+    *(shared_memory, pinned_memory, disks, ledger, limits, ports, clock, leftovers),
 )
 CHECKS = {check.__name__.replace("_", " "): check for check in _ALL}
 """Every check of one machine, in the order in which they are shown."""

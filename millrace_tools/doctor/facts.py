@@ -58,6 +58,8 @@ class Gpus:
         inactive_rdma: the other ports.
         interfaces: names of network interfaces that have an address.
         nccl: environment variables of NCCL.
+        pin_problem: why CUDA's driver does not register host memory; empty: it does, or there is
+            no GPU.
     """
 
     devices: tuple[str, ...]
@@ -68,6 +70,7 @@ class Gpus:
     inactive_rdma: tuple[str, ...]
     interfaces: tuple[str, ...]
     nccl: tuple[tuple[str, str], ...]
+    pin_problem: str
 
 
 @dataclass(frozen=True, kw_only=True)

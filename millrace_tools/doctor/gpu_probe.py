@@ -3,12 +3,14 @@
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
+from millrace_tools.doctor import pin_probe
 from millrace_tools.doctor.facts import Gpu, Gpus
 from services.transport.network_interfaces import network_interfaces
 
-_SMI_S = 20.0
+_SMI_S = _PIN_S = 20.0
 _QUERY = "--query-gpu=name,memory.total,memory.used,driver_version"
 _LINK = re.compile(r"NV\d+|PIX|PXB|PHB|NODE|SYS")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # nvidia-smi underlines headings, piped or not
@@ -32,7 +34,20 @@ def gpus() -> Gpus:
         inactive_rdma=inactive,
         interfaces=network_interfaces(),
         nccl=tuple(sorted((k, v) for k, v in os.environ.items() if k.startswith("NCCL_"))),
+        pin_problem=pin_problem() if devices else "",
     )
+
+
+def pin_problem() -> str:
+    """Why CUDA's driver does not register host memory; empty: it does."""
+    command = [sys.executable, "-I", "-S", pin_probe.__file__]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PIN_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{type(error).__name__}: {error}"
+    if done.returncode:
+        return f"the probe ended with status {done.returncode}"
+    return done.stdout.strip()
 
 
 def read_gpus(text: str) -> tuple[Gpu, ...]:

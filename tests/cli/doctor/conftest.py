@@ -29,6 +29,7 @@ def no_gpus() -> Gpus:
         inactive_rdma=(),
         interfaces=("lo", "eth0"),
         nccl=(),
+        pin_problem="",
     )
 
 
@@ -43,6 +44,7 @@ def two_gpus() -> Gpus:
         inactive_rdma=(),
         interfaces=("lo", "eth0"),
         nccl=(),
+        pin_problem="",
     )
 
 

@@ -119,6 +119,13 @@ def test_a_good_machine_has_nothing_to_fix(machine: Machine, name: str) -> None:
             "0.1 of 0.1 GiB free",
             "--shm-size",
         ),
+        (
+            "pinned memory",
+            gpus(pin_problem="cuMemHostRegister_v2: 304") | limits(locked=1 << 26),
+            "note",
+            "cuMemHostRegister_v2: 304; `ulimit -l` 0.062 GiB",
+            "memlock=-1",
+        ),
         ("disks", {"disks": (FULL,)}, "fault", "40.0 of 1000.0", "--temp-dir"),
         (
             "disks",

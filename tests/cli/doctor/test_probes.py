@@ -6,11 +6,12 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from millrace_tools.doctor import probes
+from millrace_tools.doctor import gpu_probe, pin_probe, probes
 from millrace_tools.doctor.gpu_probe import rdma_ports, read_gpus, read_links
 from millrace_tools.doctor.nodes import clock_of
 from millrace_tools.main import main
@@ -83,6 +84,25 @@ def test_rdma_ports_are_told_apart_by_their_state(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         (folder / "state").write_text(state + "\n")
     assert rdma_ports(tmp_path) == (("mlx5_0/1",), ("mlx5_0/2",))
+
+
+def test_a_driver_that_registers_no_memory_is_quoted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[str] = []
+
+    class Driver:
+        def __getattr__(self, name: str) -> Callable[..., int]:
+            asked.append(name)
+            return lambda *arguments: 304 if name == refuses else 0
+
+    for refuses, told in (("", ""), ("cuInit", "cuInit: 304"), ("cuMemHostRegister_v2", None)):
+        assert pin_probe.refusal(Driver()) == (f"{refuses}: 304" if told is None else told)
+    assert asked[:5] == asked[-5:]
+    assert asked[4] == "cuMemHostRegister_v2"
+    # Each probe is a process; here there is no driver to load.
+    monkeypatch.setattr(pin_probe, "__file__", str(tmp_path / "none.py"))
+    assert gpu_probe.pin_problem() == "the probe ended with status 2"
 
 
 def test_only_folders_of_clusters_are_called_left_over(tmp_path: Path) -> None:
