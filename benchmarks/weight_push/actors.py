@@ -253,7 +253,7 @@ def remember_loads(worker: Any) -> None:
 
 def load_again(worker: Any) -> float:
     """Load what was loaded last, where it lies; returns the seconds of the load itself."""
-    from services.rollout_server.engine.vllm_patches import load_plan
+    from services.rollout_server.engine.vllm_patches.loading import load_plan
 
     loader = worker.weight_transfer_engine
     began = time.perf_counter()
@@ -263,7 +263,7 @@ def load_again(worker: Any) -> float:
 
 def _load(worker: Any, tensors: Any) -> None:
     """The load of the rivals' ways, and of a version for which there is no plan yet."""
-    from services.rollout_server.engine.vllm_patches import layerwise_load
+    from services.rollout_server.engine.vllm_patches.loading import layerwise_load
 
     receiver = worker.weight_transfer_engine
     layerwise_load.load(receiver.model, receiver.model_config, tensors)

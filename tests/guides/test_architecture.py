@@ -43,7 +43,7 @@ def test_the_private_interfaces_of_vllm_are_all_listed() -> None:
     folder = ROOT / "services" / "rollout_server" / "engine" / "vllm_patches"
     text = PAGE.partition("## Private interfaces of vLLM")[2].partition("\n## ")[0]
     listed = set(re.findall(r"^\| `(\w+\.py)` \|", text, re.M))
-    assert listed == {path.name for path in folder.glob("*.py")} - {"__init__.py"}
+    assert listed == {path.name for path in folder.rglob("*.py")} - {"__init__.py"}
 
 
 def test_every_journey_is_on_the_page() -> None:

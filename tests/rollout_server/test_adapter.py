@@ -18,7 +18,7 @@ from services.protocol.weights.weights import Adapter
 from services.rollout_server.config import RolloutServerConfig
 from services.rollout_server.engine.adapter_requests import AdapterRequests
 from services.rollout_server.engine.engine_arguments import server_arguments
-from services.rollout_server.engine.vllm_patches import adapter_load
+from services.rollout_server.engine.vllm_patches.loading import adapter_load
 from services.rollout_server.preflight import check_model
 from services.rollout_server.weights.canary import CanaryProver
 from services.rollout_server.weights.engine_loader import EngineLoader, OtherModel

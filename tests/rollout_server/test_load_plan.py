@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from vllm.model_executor.model_loader.reload import layerwise, meta
 
-from services.rollout_server.engine.vllm_patches.load_plan import Copies, Part
+from services.rollout_server.engine.vllm_patches.loading.load_plan import Copies, Part
 
 
 def block_of(*tensors: Tensor) -> Tensor:

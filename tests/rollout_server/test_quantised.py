@@ -52,7 +52,7 @@ def by_the_library(rows: torch.Tensor, kind: str) -> tuple[torch.Tensor, torch.T
 
 @pytest.mark.parametrize("kind", TYPES)
 def test_rows_become_what_the_library_of_the_format_makes_of_them(kind: str) -> None:
-    from services.rollout_server.engine.vllm_patches.quantised_load import quantised
+    from services.rollout_server.engine.vllm_patches.loading.quantised_load import quantised
 
     torch.manual_seed(1)
     rows = (torch.randn(16, 48) * torch.logspace(-4, 2, 16)[:, None]).bfloat16()

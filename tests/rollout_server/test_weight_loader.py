@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from services.protocol.weights.weights import Dtype, TensorSpec, WeightManifest
-from services.rollout_server.engine.vllm_patches import load_plan
+from services.rollout_server.engine.vllm_patches.loading import load_plan
 from services.rollout_server.weights.weight_loader import StagedWeightLoader
 from services.transport.shared_memory import Mappings, SharedBuffer
 from services.transport.version_bytes import VersionBytes, block_bytes

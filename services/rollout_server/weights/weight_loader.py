@@ -22,14 +22,10 @@ from vllm.distributed.weight_transfer.base import (
 
 from services.protocol.weights.place import Place
 from services.protocol.weights.weights import WeightManifest
-from services.rollout_server.engine.vllm_patches import (
-    adapter_load,
-    executors,
-    load_plan,
-    weight_updates,
-)
+from services.rollout_server.engine.vllm_patches import executors, weight_updates
 from services.rollout_server.engine.vllm_patches.cpu_seeds import leave_draws_spent
 from services.rollout_server.engine.vllm_patches.cpu_sleep import sleep_on_cpu
+from services.rollout_server.engine.vllm_patches.loading import adapter_load, load_plan
 from services.transport.shared_memory import HeldBuffer, Mappings
 from services.transport.version_bytes import VersionBytes, block_bytes
 

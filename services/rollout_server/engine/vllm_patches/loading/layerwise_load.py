@@ -20,7 +20,7 @@ from vllm.model_executor.model_loader.reload import (
 )
 from vllm.platforms import current_platform
 
-from services.rollout_server.engine.vllm_patches.quantised_load import quantise_on_load
+from services.rollout_server.engine.vllm_patches.loading.quantised_load import quantise_on_load
 
 _HEAD = "lm_head.weight"
 

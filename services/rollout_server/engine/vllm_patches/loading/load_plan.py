@@ -23,7 +23,7 @@ from vllm.model_executor.model_loader.reload import layerwise, meta
 from vllm.platforms import current_platform
 
 from services.protocol.weights.weights import TensorSpec
-from services.rollout_server.engine.vllm_patches import layerwise_load
+from services.rollout_server.engine.vllm_patches.loading import layerwise_load
 from services.transport.version_bytes import VersionBytes
 
 _PLAIN = (type(None), UnquantizedLinearMethod, UnquantizedEmbeddingMethod)

@@ -1,0 +1,1 @@
+"""Versions into live models: whole ones, quantised ones and adapters."""
