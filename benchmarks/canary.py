@@ -1,13 +1,13 @@
-"""What the canary finds, and whether it raises an alarm where all is well, in bfloat16.
+"""What canary and read-back find, and whether they raise an alarm where all is well, in bfloat16.
 
     python -m benchmarks.canary [--pushes 2000] [--json]
 
 A trainer rank and a vLLM engine, both real and in bfloat16, and small models that were taught a
 random language first. The rank trains on what the engine samples; after every step the engine
-loads the new weights and scores the canary, as a rollout server does, and the weight bus's own
-code judges the answer. Every so often the engine also loads the weights with one fault, and the
-answer to that is judged beside the good ones. One fault is a load that leaves something as it was
-when training began.
+loads the new weights, reads them back and scores the canary, as a rollout server does, and the
+weight bus's own code judges the answer. Every so often the engine also loads the weights with one
+fault, reads back those without it, and the answer is judged beside the good ones. One fault is a
+load that leaves something as it was when training began.
 """
 
 import copy
@@ -20,6 +20,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -37,6 +38,7 @@ from benchmarks.report import Bar, machine, options_of, show, write
 from benchmarks.snapshot_tensors import snapshot_tensors
 from services.protocol.train_batch import BatchBuilder, TrainBatch, TrainGroup
 from services.protocol.weights.weights import CanaryLogprobs, Dtype, TensorSpec, WeightManifest
+from services.transport.version_bytes import VersionBytes, block_bytes
 from services.weight_bus.delivery.canary_gaps import Gaps, GoodGaps
 
 VOCABULARY = 258
@@ -161,10 +163,11 @@ class Engine:
         """End the engine's processes."""
         self._engine.llm_engine.engine_core.shutdown()
 
-    def load(self, tensors: Tensors, *, repack: bool = True) -> None:
-        """What a commit does."""
-        torch.save(tensors, self._file)
-        self._engine.collective_rpc(load_into, args=(str(self._file), repack))
+    def load(self, tensors: Tensors, sent: Tensors | None = None, *, repack: bool = True) -> bool:
+        """What a commit does; whether it reads back what was sent, if that is something else."""
+        torch.save((tensors, sent or tensors), self._file)
+        (is_as_sent,) = self._engine.collective_rpc(load_into, args=(str(self._file), repack))
+        return bool(is_as_sent)
 
     def scores(self, sequences: tuple[tuple[int, ...], ...]) -> CanaryLogprobs:
         """Of the canary, as a rollout server asks for them."""
@@ -193,20 +196,47 @@ class Engine:
         return self._engine.generate(prompts, settings, use_tqdm=False)
 
 
-def load_into(worker: Any, file: str, repack: bool) -> None:
-    """In the engine's process."""
+def load_into(worker: Any, file: str, repack: bool) -> bool:
+    """In the engine's process; whether the second tensors of the file are read back."""
     import torch
 
-    from services.rollout_server.engine.vllm_patches import layerwise_load
+    from services.rollout_server.engine.vllm_patches.loading import layerwise_load, load_plan
+    from services.rollout_server.weights.read_back import NotAsSent, ReadBack
 
+    loaded, sent = map(version_of, torch.load(file))
     kept = layerwise_load._repack_tied_head
     if not repack:
         layerwise_load._repack_tied_head = lambda model: None
-    runner = worker.model_runner
+    runner, loads = worker.model_runner, getattr(worker, "loads", 0)
+    plan = getattr(worker, "plan", None)
     try:
-        layerwise_load.load(runner.get_model(), runner.model_config, iter(torch.load(file).items()))
+        plan = load_plan.load(runner.get_model(), runner.model_config, loaded, plan)
     finally:
         layerwise_load._repack_tied_head = kept
+    worker.plan, worker.loads = plan, loads + 1
+    try:
+        ReadBack().check(plan.traced, sent.block, loads)
+    except NotAsSent:
+        return False
+    return True
+
+
+def version_of(tensors: Tensors) -> VersionBytes:
+    """Tensors as they lie in a node's memory."""
+    specs = tuple(
+        TensorSpec(
+            name=name,
+            dtype=Dtype(str(one.dtype).removeprefix("torch.")),
+            shape=tuple(one.shape),
+            shard_numels=(one.numel(),),
+        )
+        for name, one in tensors.items()
+    )
+    layout = SimpleNamespace(tensors=specs, buckets=())
+    version = VersionBytes(layout, torch.empty(block_bytes(layout), dtype=torch.uint8))
+    for name, memory in version.named_tensors():
+        memory.copy_(tensors[name])
+    return version
 
 
 def taught(folder: Path, **options: Any) -> Path:
@@ -270,6 +300,7 @@ def run(case: str, pushes: int, folder: Path) -> dict[str, Any]:
         canary=trainer.canary,
     )
     found: dict[str, list[bool]] = {name: [] for name in faults}
+    read_back: dict[str, list[bool]] = {name: [] for name in faults}
     alarms, means, largest = [], [], []
     for batch in itertools.islice(batches(engine), pushes):
         trainer.train(batch)
@@ -278,11 +309,13 @@ def run(case: str, pushes: int, folder: Path) -> dict[str, Any]:
             for name, fault in faults.items():
                 if name == UNPACKED:
                     engine.load(first)  # which the head then keeps
-                engine.load(fault(new, first), repack=name != UNPACKED)
+                is_as_sent = engine.load(fault(new, first), new, repack=name != UNPACKED)
+                read_back[name].append(not is_as_sent)
                 gaps = Gaps.between(engine.scores(trainer.canary), expected)
                 judged = copy.deepcopy(good).judge("r", gaps, manifest, quantised=quantised)
                 found[name].append(judged is not None)
-        engine.load(new)
+        if not engine.load(new):
+            alarms.append(f"push {batch.step}: it is not read back")
         gaps = Gaps.between(engine.scores(trainer.canary), expected)
         means.append(gaps.mean)
         largest.append(gaps.largest)
@@ -299,6 +332,7 @@ def run(case: str, pushes: int, folder: Path) -> dict[str, Any]:
         "mean_gap": [min(means), sorted(means)[len(means) // 2], max(means)],
         "largest_gap": max(largest),
         "faults": {name: [sum(of), len(of)] for name, of in found.items()},
+        "read_back": {name: [sum(of), len(of)] for name, of in read_back.items()},
     }
 
 
@@ -315,11 +349,11 @@ def main() -> None:
         os._exit(0)  # nothing is left to write, and vLLM's libraries complain at length
     found = {case: _alone(case, options.pushes) for case in CASES}
     rows = [
-        [case, name, f"{hits} of {tries}"]
+        [case, name, f"{hits} of {tries}", f"{one['read_back'][name][0]} of {tries}"]
         for case, one in found.items()
         for name, (hits, tries) in one["faults"].items()
     ]
-    show(("model", "fault", "found"), rows)
+    show(("model", "fault", "by the canary", "by reading back"), rows)
     for case, one in found.items():
         low, middle, high = one["mean_gap"]
         print(

@@ -346,7 +346,8 @@ def _canary() -> str:
         "Each good push must pass; gaps are in nats.",
         _table("model | good pushes | alarms | median mean gap | largest mean gap | token", pushes),
         "Loads with one fault, at times throughout the run. Stale is what stayed as it was when "
-        "training began. A fault that is smaller than rounding in bfloat16 cannot be found.",
+        "training began. Scores cannot show a fault that is smaller than rounding in bfloat16; "
+        "[reading back](weights.md#what-proves-a-delivery) finds it in what it reads.",
         _table("model | fault | found", rows),
     )
 

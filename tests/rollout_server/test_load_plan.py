@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from vllm.model_executor.model_loader.reload import layerwise, meta
 
-from services.rollout_server.engine.vllm_patches.loading.load_plan import Copies, Part
+from services.rollout_server.engine.vllm_patches.loading.copies import Copies, Part
 
 
 def block_of(*tensors: Tensor) -> Tensor:
@@ -37,6 +37,20 @@ def doubled(target: Tensor, block: Tensor) -> None:
 
 def of_another_type(target: Tensor, block: Tensor) -> None:
     target.copy_(block[8:17].view(3, 3))
+
+
+def with_padding(target: Tensor, block: Tensor) -> None:
+    incomplete(target, block)
+    target[2:].fill_(0)
+
+
+def twice(target: Tensor, block: Tensor) -> None:
+    target.copy_(floats(block, 0, 3, 3))
+    incomplete(target, block)
+
+
+def a_column(target: Tensor, block: Tensor) -> None:
+    target[:, :2].copy_(floats(block, 2, 3, 2))
 
 
 def incomplete(target: Tensor, block: Tensor) -> None:
@@ -69,6 +83,33 @@ def test_a_parameter_is_taken_from_memory_where_it_lies_there_in_one_piece_and_u
     if part is not None:
         other = block_of(torch.arange(100.0, 112.0))
         assert torch.equal(part.of(other), floats(other, 2, 3, 3))
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize(
+    ("fill", "rows"),
+    [
+        (stacked, {0: 2, 2: 8}),
+        (exchanged, {1: 2, 0: 8}),
+        (incomplete, {0: 2}),
+        (with_padding, {0: 2}),
+        (twice, {0: 2}),
+        (doubled, {}),
+        (from_elsewhere, {}),
+        (a_column, {}),
+    ],
+)
+def test_rows_are_known_that_are_copied_and_not_written_again(
+    fill: Callable[[Tensor, Tensor], None], rows: dict[int, int], device: str
+) -> None:
+    block, target = block_of(torch.arange(12.0)), torch.empty(3, 3, device=device)
+    with Copies() as copies:
+        fill(target, block)
+    found = copies.rows_of(target, block)
+    assert {row: part.start // 4 for row, part in found} == rows
+    if device == "cpu":
+        for row, part in found:
+            assert torch.equal(part.of(block), target[row : row + part.shape[0]])
 
 
 def test_a_part_is_the_same_view_of_another_versions_memory() -> None:

@@ -1,6 +1,8 @@
 """The part of one worker: what it reports of the version that it loaded."""
 
 import threading
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -8,6 +10,7 @@ import torch
 
 from services.protocol.weights.weights import Dtype, TensorSpec, WeightManifest
 from services.rollout_server.engine.vllm_patches.loading import load_plan
+from services.rollout_server.weights.read_back import ReadBack
 from services.rollout_server.weights.weight_loader import StagedWeightLoader
 from services.transport.shared_memory import Mappings, SharedBuffer
 from services.transport.version_bytes import VersionBytes, block_bytes
@@ -32,6 +35,7 @@ def worker(gpu: torch.device | None = None) -> StagedWeightLoader:
     made = object.__new__(StagedWeightLoader)
     made.model = made.model_config = None
     made._mappings, made._plan = Mappings(kept=1, gpu=gpu), None
+    made._read_back = ReadBack()
     made.abandon()
     return made
 
@@ -49,7 +53,12 @@ def test_a_worker_loads_the_tensors_that_lie_in_the_memory_it_maps(
     for name, tensor in VersionBytes(MANIFEST, buffer.bytes).named_tensors():
         tensor.copy_(sent[name])
     loaded: dict[str, torch.Tensor] = {}
-    monkeypatch.setattr(load_plan, "load", lambda *args: loaded.update(args[2].named_tensors()))
+
+    def load(*args: Any) -> Any:
+        loaded.update(args[2].named_tensors())
+        return SimpleNamespace(traced=[])
+
+    monkeypatch.setattr(load_plan, "load", load)
     one = worker()
     stage(one, buffer)
     one.finish_weight_update()
@@ -62,7 +71,7 @@ def test_cuda_registers_a_versions_memory_beside_the_workers_turn_for_the_next_l
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cuda, gpu = FakeHostMemory(monkeypatch), torch.device("cuda", 1)
-    monkeypatch.setattr(load_plan, "load", lambda *args: None)
+    monkeypatch.setattr(load_plan, "load", lambda *args: SimpleNamespace(traced=[]))
     buffer, one = SharedBuffer(block_bytes(MANIFEST)), worker(gpu)
     cuda.gate.clear()
     for _ in range(2):

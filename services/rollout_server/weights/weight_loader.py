@@ -26,6 +26,7 @@ from services.rollout_server.engine.vllm_patches import executors, weight_update
 from services.rollout_server.engine.vllm_patches.cpu_seeds import leave_draws_spent
 from services.rollout_server.engine.vllm_patches.cpu_sleep import sleep_on_cpu
 from services.rollout_server.engine.vllm_patches.loading import adapter_load, load_plan
+from services.rollout_server.weights.read_back import ReadBack
 from services.transport.shared_memory import HeldBuffer, Mappings
 from services.transport.version_bytes import VersionBytes, block_bytes
 
@@ -73,6 +74,7 @@ class StagedWeightLoader(WeightTransferEngine[NoInit, StagedInfo]):
         self._manifest: WeightManifest | None = None
         self._held: HeldBuffer | None = None
         self._plan: load_plan.LoadPlan | None = None
+        self._read_back = ReadBack()
         self.torn = self.pageable = False
         self.committed: dict[str, Any] = {"version": None, "digest": ""}
 
@@ -103,11 +105,12 @@ class StagedWeightLoader(WeightTransferEngine[NoInit, StagedInfo]):
         raise NotImplementedError
 
     def finish_weight_update(self) -> None:
-        """Load the staged version into the live model.
+        """Load the staged version into the live model, and read it back.
 
         Raises:
-            RuntimeError: nothing is staged (the live model is as before), or
-                loading failed half-way (`torn` is then true until a commit succeeds).
+            RuntimeError: nothing is staged (the live model is as before), or loading failed
+                half-way, or the model is not what was sent (`torn` is then true until a commit
+                succeeds).
         """
         staged, manifest = self._staged, self._manifest
         if staged is None or manifest is None:
@@ -116,7 +119,7 @@ class StagedWeightLoader(WeightTransferEngine[NoInit, StagedInfo]):
         try:
             if adapter is None:
                 self.torn = True
-                self._plan = load_plan.load(self.model, self.model_config, staged, self._plan)
+                self._load(staged, manifest.version)
             else:
                 loaded = adapter_load.prepare(self.model, adapter, staged.named_tensors())
                 self.torn = True
@@ -126,6 +129,12 @@ class StagedWeightLoader(WeightTransferEngine[NoInit, StagedInfo]):
         self.torn = False
         self.committed = {"version": manifest.version, "digest": manifest.digest}
         self._mappings.pin()
+
+    def _load(self, staged: VersionBytes, version: int) -> None:
+        plan, self._plan = self._plan, None  # after a failure vLLM loads by itself once more
+        plan = load_plan.load(self.model, self.model_config, staged, plan)
+        self._read_back.check(plan.traced, staged.block, version)
+        self._plan = plan
 
     def abandon(self) -> None:
         """Forget what was staged, so that its memory may be written again."""

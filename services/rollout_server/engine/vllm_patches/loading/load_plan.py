@@ -1,5 +1,8 @@
 """How the tensors of a version get into a model's layers: noted once, and done again for the next.
 
+What is noted also tells which parameters are parts of a version as they are, so that what a model
+computes with can be compared with what was sent. That is for all engines.
+
 vLLM's layerwise reload finds the layer of each tensor by its name and runs each loader twice, first
 on the meta device to count what it fills, and copies every tensor into fresh memory before it packs
 it. Here its first load is noted, layer by layer. A later one runs each loader once, and a tensor
@@ -9,47 +12,56 @@ depends on more than that, such as layers that are quantised while they are load
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import BoundArguments, Signature
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.model_executor.layers.attention import is_deferred_attention_layer
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
-from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    UnquantizedEmbeddingMethod,
+)
 from vllm.model_executor.model_loader.reload import layerwise, meta
 from vllm.platforms import current_platform
 
-from services.protocol.weights.weights import TensorSpec
 from services.rollout_server.engine.vllm_patches.loading import layerwise_load
+from services.rollout_server.engine.vllm_patches.loading.copies import (
+    Copies,
+    Part,
+    is_within,
+    part_of,
+)
 from services.transport.version_bytes import VersionBytes
 
 _PLAIN = (type(None), UnquantizedLinearMethod, UnquantizedEmbeddingMethod)
+_Noted = list[tuple[torch.nn.Module, list[tuple[str, BoundArguments]]]]
+"""Layers, and the calls of their loaders: the name of a parameter, and the arguments without it."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
-    """A tensor within a version's memory.
+class Traced:
+    """A parameter that a load fills from a version's memory as it lies there.
 
     Attributes:
-        start: of its first element, bytes.
-        dtype: see `torch.Tensor`.
-        shape: see `torch.Tensor`.
-        stride: see `torch.Tensor`.
+        label: its name in the model.
+        module: its layer.
+        name: its name there.
+        shape: before the layer packs it.
+        dtype: of its elements.
+        rows: first row, and where this and the next rows lie in a version's memory.
+        multiplies: the layer is known by its products only, for it may have packed the parameter.
     """
 
-    start: int
-    dtype: torch.dtype
+    label: str
+    module: Any
+    name: str
     shape: tuple[int, ...]
-    stride: tuple[int, ...]
-
-    def of(self, block: Tensor) -> Tensor:
-        """The tensor in the memory of a version, uint8."""
-        size = self.dtype.itemsize
-        end = len(block) - (len(block) - self.start) % size
-        return block[self.start : end].view(self.dtype).as_strided(self.shape, self.stride)
+    dtype: torch.dtype
+    rows: tuple[tuple[int, Part], ...]
+    multiplies: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,15 +110,22 @@ class LoadPlan:
 
     Attributes:
         tensors: of the versions that it is for.
+        traced: what of the model is part of a version.
+        repeats: whether `load` can do it again.
     """
 
-    def __init__(
-        self, model: torch.nn.Module, tensors: tuple[TensorSpec, ...], layers: list[_Layer]
-    ) -> None:
-        self.tensors, self._model, self._layers = tensors, model, layers
+    def __init__(self, model: torch.nn.Module, staged: VersionBytes, noted: _Noted) -> None:
+        self.tensors, self._model = staged.layout.tensors, model
+        self.traced = _traced(model, noted, staged.block)
+        # Elsewhere the gain is small, and it has not run.
+        found = noted if current_platform.is_cpu() else []
+        layers = [_layer(layer, calls, staged.block) for layer, calls in found]
+        self._layers = [one for one in layers if one is not None]
+        starts = {call.part.start for one in self._layers for call in one.calls}
+        self.repeats = len(self._layers) == len(noted) and len(starts) == len(self.tensors)
         self._attention: list[Any] = list(filter(is_deferred_attention_layer, model.modules()))
         head = getattr(model, "lm_head", None)
-        self._loads_head = any(layer.module is head for layer in layers)
+        self._loads_head = any(layer.module is head for layer in self._layers)
 
     @torch.no_grad()
     def load(self, block: Tensor, dtype: torch.dtype) -> None:
@@ -130,40 +149,38 @@ class LoadPlan:
         layerwise_load.repack(self._model, head=not self._loads_head)
 
 
-def load(model: Any, config: Any, staged: VersionBytes, plan: LoadPlan | None) -> LoadPlan | None:
+def load(model: Any, config: Any, staged: VersionBytes, plan: LoadPlan | None) -> LoadPlan:
     """Replace all parameters of a vLLM model by a version, by the plan if that is for it.
 
     Returns:
-        The plan for the next version, None if there can be none.
+        The plan for the next version.
 
     Raises:
         Exception: see `layerwise_load.load`.
     """
-    if not current_platform.is_cpu():  # where most of the gain is, and where this has run
-        layerwise_load.load(model, config, staged.named_tensors())
-        return None
-    if plan is not None and plan.tensors == staged.layout.tensors:
+    if plan is None or plan.tensors != staged.layout.tensors:
+        with _noted() as noted:
+            layerwise_load.load(model, config, staged.named_tensors())
+        return LoadPlan(model, staged, noted)
+    if plan.repeats:
         plan.load(staged.block, config.dtype)
-        return plan
-    with _noted() as noted:
+    else:
         layerwise_load.load(model, config, staged.named_tensors())
-    layers = [_layer(layer, calls, staged.block) for layer, calls in noted]
-    ready = [one for one in layers if one is not None]
-    starts = {call.part.start for one in ready for call in one.calls}
-    if len(ready) < len(layers) or len(starts) < len(staged.layout.tensors):
-        return None
-    return LoadPlan(model, staged.layout.tensors, ready)
+    return plan
 
 
 @contextmanager
-def _noted() -> Iterator[list[tuple[torch.nn.Module, list[tuple[str, BoundArguments]]]]]:
+def _noted() -> Iterator[_Noted]:
     """The layers that vLLM loads within, and the calls of their loaders."""
     process: Callable[..., None] = layerwise._layerwise_process
-    noted = []
+    noted: _Noted = []
 
     def note(layer: torch.nn.Module, info: Any) -> None:
-        noted.append((layer, list(info.loaded_weights)))
+        calls = list(info.loaded_weights)
         process(layer, info)
+        for _, bound in calls:  # or the memory in which each layer was filled would stay
+            bound.arguments.pop("param", None)
+        noted.append((layer, calls))
 
     layerwise._layerwise_process = note
     try:
@@ -176,13 +193,74 @@ def _layer(
     module: torch.nn.Module, noted: list[tuple[str, BoundArguments]], block: Tensor
 ) -> _Layer | None:
     """What to do for a layer, None if that is not known."""
-    calls = [_call(name, bound, block) for name, bound in noted]
-    known = [one for one in calls if one is not None]
-    if len(known) < len(calls) or not isinstance(getattr(module, "quant_method", None), _PLAIN):
+    known = _known_calls(noted, block)
+    if len(known) < len(noted) or not _is_plain(module):
         return None
-    found = {name: _whole(module, name, known, block) for name in {one.parameter for one in known}}
-    whole = {name: part for name, part in found.items() if part is not None}
-    return _Layer(module=module, calls=known, whole=whole)
+    whole = {}
+    for name in {one.parameter for one in known}:
+        blank = _blank(module, name)
+        if blank is not None:
+            whole[name] = _copies(blank, name, known, block).source_of(blank, block)
+    found = {name: part for name, part in whole.items() if part is not None}
+    return _Layer(module=module, calls=known, whole=found)
+
+
+def _is_plain(module: torch.nn.Module) -> bool:
+    return isinstance(getattr(module, "quant_method", None), _PLAIN)
+
+
+def _known_calls(noted: list[tuple[str, BoundArguments]], block: Tensor) -> list[_Call]:
+    """The calls of a layer's loaders that can be made for another version."""
+    calls = [_call(name, bound, block) for name, bound in noted]
+    return [one for one in calls if one is not None]
+
+
+def _blank(module: torch.nn.Module, name: str) -> Tensor | None:
+    """A parameter before its load, without memory; None if vLLM does not load it anew."""
+    found = layerwise.get_layerwise_info(module).restore_metadata[0].get(name)
+    return None if found is None else meta.to_meta_tensor(found)
+
+
+def _traced(model: torch.nn.Module, noted: _Noted, block: Tensor) -> list[Traced]:
+    """What of a model is part of a version."""
+    names = {module: name for name, module in model.named_modules()}
+    traced = [
+        one
+        for module, calls in noted
+        if _is_plain(module)
+        for one in _traced_of(module, names[module], _known_calls(calls, block), block)
+    ]
+    # A tied head multiplies with the embedding's weight, which gets no tensor for it.
+    head: Any = getattr(model, "lm_head", None)
+    shared = getattr(head, "weight", None)
+    for one in list(traced):
+        if one.name == "weight" and not one.multiplies and one.module.weight is shared:
+            traced.append(replace(one, label="lm_head.weight", module=head, multiplies=True))
+    return traced
+
+
+def _traced_of(
+    module: torch.nn.Module, label: str, calls: list[_Call], block: Tensor
+) -> Iterator[Traced]:
+    for name in dict.fromkeys(one.parameter for one in calls):
+        live, blank = getattr(module, name), _blank(module, name)
+        if blank is None:
+            blank = meta.to_meta_tensor(live)
+        multiplies = name == "weight" and (
+            isinstance(getattr(module, "quant_method", None), UnquantizedLinearMethod)
+            or isinstance(module, ParallelLMHead)
+        )
+        rows = _copies(blank, name, calls, block).rows_of(blank, block)
+        if rows and (blank.dim() == 2 if multiplies else live.shape == blank.shape):
+            yield Traced(
+                label=f"{label}.{name}",
+                module=module,
+                name=name,
+                shape=tuple(blank.shape),
+                dtype=blank.dtype,
+                rows=rows,
+                multiplies=multiplies,
+            )
 
 
 def _call(name: str, bound: BoundArguments, block: Tensor) -> _Call | None:
@@ -191,17 +269,11 @@ def _call(name: str, bound: BoundArguments, block: Tensor) -> _Call | None:
     if len(tensors) != 1:
         return None
     loaded = others.pop(tensors[0])
-    if loaded.untyped_storage().data_ptr() != block.untyped_storage().data_ptr():
+    if not is_within(loaded, block):
         return None  # made of what was sent
-    part = Part(
-        start=loaded.data_ptr() - block.data_ptr(),
-        dtype=loaded.dtype,
-        shape=tuple(loaded.shape),
-        stride=loaded.stride(),
-    )
     return _Call(
         parameter=name,
-        part=part,
+        part=part_of(loaded, block),
         tensor=tensors[0],
         others=others,
         signature=bound.signature,
@@ -209,60 +281,16 @@ def _call(name: str, bound: BoundArguments, block: Tensor) -> _Call | None:
     )
 
 
-def _whole(module: torch.nn.Module, name: str, calls: list[_Call], block: Tensor) -> Part | None:
-    """Where a parameter lies in a version's memory, None if it does not lie there as it is."""
-    blank = layerwise.get_layerwise_info(module).restore_metadata[0].get(name)
-    if blank is None:
-        return None
-    trial = meta.materialize_meta_tensor(blank)
-    loader = layerwise._get_original_loader(trial)
+def _copies(blank: Tensor, name: str, calls: list[_Call], block: Tensor) -> Copies:
+    """How the loaders fill a parameter, which has no memory for this."""
+    loader = layerwise._get_original_loader(blank)
     with torch.no_grad(), Copies() as copies:
         for call in calls:
             if call.parameter == name:
                 bound = call.bound(block)
-                bound.arguments["param"] = trial
+                bound.arguments["param"] = blank
                 loader(*bound.args, **bound.kwargs)
-    return copies.source_of(trial, block)
-
-
-class Copies(TorchDispatchMode):
-    """Watches how tensors are filled."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._copies: list[tuple[Tensor, Tensor]] = []
-        self._only_copies = True
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """See `TorchDispatchMode`."""
-        if func is torch.ops.aten.copy_.default:
-            self._copies.append((args[0], args[1]))
-        elif func._schema.is_mutable and args[0].numel():
-            self._only_copies = False
-        return func(*args, **(kwargs or {}))
-
-    def source_of(self, filled: Tensor, block: Tensor) -> Part | None:
-        """The part of `block` that was copied to `filled`, byte by byte and to all of it."""
-        filled_to, shifts = 0, set()
-        for to, source in sorted(self._copies, key=lambda copy: copy[0].data_ptr()):
-            alike = to.dtype == source.dtype == filled.dtype and to.numel() == source.numel()
-            if not (alike and to.is_contiguous() and source.is_contiguous()):
-                return None
-            at = to.data_ptr() - filled.data_ptr()
-            if at != filled_to or source.untyped_storage().data_ptr() != (
-                block.untyped_storage().data_ptr()
-            ):
-                return None
-            filled_to += to.nbytes
-            shifts.add(source.data_ptr() - block.data_ptr() - at)
-        if filled_to != filled.nbytes or len(shifts) != 1 or not self._only_copies:
-            return None
-        return Part(
-            start=shifts.pop(),
-            dtype=filled.dtype,
-            shape=tuple(filled.shape),
-            stride=filled.stride(),
-        )
+    return copies
 
 
 def _load(layer: _Layer, block: Tensor) -> None:
