@@ -55,7 +55,7 @@ class Copies(TorchDispatchMode):
             alike = to.dtype == source.dtype == filled.dtype and to.numel() == source.numel()
             if not (alike and to.is_contiguous() and source.is_contiguous()):
                 return None
-            at = (to.storage_offset() - filled.storage_offset()) * filled.itemsize
+            at = _offset(to, filled) * filled.itemsize
             if at != filled_to or not is_within(to, filled):
                 return None
             filled_to += to.nbytes
@@ -81,7 +81,7 @@ class Copies(TorchDispatchMode):
                 continue
             if any(_overlap(to, later) for later, _ in self._writes[index + 1 :]):
                 continue
-            row = (to.storage_offset() - filled.storage_offset()) // filled.stride(0)
+            row = _offset(to, filled) // filled.stride(0)
             found.append((row, part_of(source, block)))
         return tuple(found)
 
@@ -91,16 +91,21 @@ def is_within(one: Tensor, whole: Tensor) -> bool:
     return one.untyped_storage()._cdata == whole.untyped_storage()._cdata
 
 
+def _offset(one: Tensor, other: Tensor) -> int:
+    """Elements from the first of another tensor in the same memory."""
+    return int(one.storage_offset()) - int(other.storage_offset())
+
+
 def _overlap(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors may share elements."""
-    (first, end), (begin, last) = (_span(tensor) for tensor in (one, other))
-    return is_within(one, other) and first < last and begin < end
+    ahead = _offset(other, one)
+    return is_within(one, other) and -_reach(other) < ahead < _reach(one)
 
 
-def _span(one: Tensor) -> tuple[int, int]:
-    steps = (size - 1 for size in one.shape)
-    reach = sum(step * stride for step, stride in zip(steps, one.stride(), strict=True))
-    return one.storage_offset(), one.storage_offset() + reach + 1
+def _reach(one: Tensor) -> int:
+    """Elements of memory from the first to behind the last."""
+    steps = zip(one.shape, one.stride(), strict=True)
+    return 1 + sum((size - 1) * stride for size, stride in steps)
 
 
 def part_of(one: Tensor, block: Tensor) -> Part:
