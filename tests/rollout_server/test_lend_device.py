@@ -10,10 +10,8 @@ from services.rollout_server.config import RolloutServerConfig
 from services.rollout_server.control.replica_control import EngineControl
 from services.rollout_server.weights.engine_loader import Asleep
 
-from .test_engine_loader import no_vllm, stage
+from .test_engine_loader import stage
 from .test_replica_control import Scene
-
-__all__ = ["no_vllm"]
 
 
 class Locks:
