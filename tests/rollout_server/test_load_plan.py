@@ -2,12 +2,14 @@
 
 import inspect
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 from vllm.model_executor.model_loader.reload import layerwise, meta
 
+from services.rollout_server.engine.vllm_patches.loading import load_plan
 from services.rollout_server.engine.vllm_patches.loading.copies import Copies, Part
 
 
@@ -116,6 +118,19 @@ def test_a_part_is_the_same_view_of_another_versions_memory() -> None:
     block = block_of(torch.arange(12.0))
     part = Part(start=8, dtype=torch.float32, shape=(3, 2), stride=(1, 3))
     assert torch.equal(part.of(block), floats(block, 2, 2, 3).t())
+
+
+def test_a_note_does_not_keep_the_memory_in_which_a_layer_was_filled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(layerwise, "_layerwise_process", lambda layer, info: None)
+    loader = inspect.signature(lambda param, loaded: None)
+    call = loader.bind(param=torch.empty(3), loaded=torch.ones(3))
+    layer, info = torch.nn.Module(), SimpleNamespace(loaded_weights=[("weight", call)])
+    with load_plan._noted() as noted:
+        layerwise._layerwise_process(layer, info)
+    ((noted_layer, ((name, bound),)),) = noted
+    assert (noted_layer, name, list(bound.arguments)) == (layer, "weight", ["loaded"])
 
 
 def test_what_a_plan_does_for_a_layer_is_what_vllm_does() -> None:
