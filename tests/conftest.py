@@ -31,9 +31,9 @@ os.environ["OMP_NUM_THREADS"] = "1"
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# The same cases each time: a run says something of the code, and nothing of luck. For others:
-# pytest --hypothesis-profile=default
-settings.register_profile("same cases", derandomize=True)
+# The same cases each time, and none is too slow on busy cores: a run says something of the code,
+# and nothing of luck. For others: pytest --hypothesis-profile=default
+settings.register_profile("same cases", derandomize=True, deadline=None)
 settings.load_profile("same cases")
 
 

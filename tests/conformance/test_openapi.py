@@ -31,7 +31,6 @@ API names that."""
 
 _SETTINGS = settings(
     max_examples=12,
-    deadline=None,
     database=None,
     derandomize=True,
     phases=[Phase.generate],

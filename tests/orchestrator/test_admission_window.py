@@ -31,7 +31,7 @@ looks = st.tuples(st.none() | loads, st.integers(0, 99), st.booleans(), st.boole
 
 
 @given(batch=st.integers(1, 20), more=st.integers(0, 60), seen=st.lists(looks, max_size=60))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_window_is_never_above_the_schedules_bound_nor_below_one_batch(batch, more, seen):
     window = AdmissionWindow(batch_groups=batch, bound=batch + more)
     assert window.size == batch + more

@@ -108,7 +108,7 @@ def test_complex_numbers_and_sets_within_sets_come_back() -> None:
 
 
 @given(values)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_every_plain_value_comes_back_with_its_types(value: object) -> None:
     back = decode(encode(value))
     assert encode(back) == encode(value)
@@ -116,13 +116,13 @@ def test_every_plain_value_comes_back_with_its_types(value: object) -> None:
 
 
 @given(values, values)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_two_values_share_a_text_only_if_they_are_equal(one: object, other: object) -> None:
     assert (encode(one) == encode(other)) <= (one == other)
 
 
 @given(st.text(alphabet='if0x1,:"[](){}<>\\uTrueNone-', max_size=30))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_other_text_is_refused_and_never_breaks_the_reader(text: str) -> None:
     with contextlib.suppress(NotDecodable):
         decode(text)

@@ -114,7 +114,7 @@ texts = st.text(alphabet="`~\n pyx<think>/\r", max_size=200)
 
 
 @given(texts)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_code_is_a_part_of_the_answer_and_the_same_each_time(completion: str) -> None:
     code = extract_code(completion)
     assert code == extract_code(completion)
@@ -124,7 +124,7 @@ def test_code_is_a_part_of_the_answer_and_the_same_each_time(completion: str) ->
 
 
 @given(texts, st.integers(3, 6))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_block_with_a_longer_fence_than_its_text_comes_back_whole(text: str, more: int) -> None:
     fence = "`" * (max(map(len, re.findall("`+", text)), default=0) + more)
     (block,) = blocks(f"{fence}py\n{text}\n{fence}\n")
@@ -132,7 +132,7 @@ def test_a_block_with_a_longer_fence_than_its_text_comes_back_whole(text: str, m
 
 
 @given(texts, texts)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_thinking_before_an_answer_changes_nothing(thought: str, answer: str) -> None:
     thought = thought.replace("</think>", "")
     plain = "" if "</think>" in answer or answer.lstrip().startswith("<think>") else answer

@@ -190,7 +190,7 @@ def units(*words: str) -> st.SearchStrategy[str]:
 @example("\\boxed{")
 @example("\\boxed{}")
 @example("```\n")
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_finding_the_answer_in_a_text_takes_linear_time(unit: str) -> None:
     hold_to_linear(EXTRACTION, lambda size: grown(unit, size))
     hold_to_linear(EXTRACTION, lambda size: "\\boxed{1}" + grown(unit, size) + "}")
@@ -199,7 +199,7 @@ def test_finding_the_answer_in_a_text_takes_linear_time(unit: str) -> None:
 @given(units("1", "2", ",", ".", "/", " ", "\\frac", "{", "}", "$", "%", "-", "=", "\\left", "x"))
 @example("1")
 @example("\\frac1")
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_comparing_formulas_takes_linear_time(unit: str) -> None:
     hold_to_linear(MATHS, lambda size: grown(unit, size))
     hold_to_linear(MATHS, lambda size: grown(unit, size) + "x")
@@ -208,7 +208,7 @@ def test_comparing_formulas_takes_linear_time(unit: str) -> None:
 @given(units("1", "1.5", "\n", " ", "\t", "nan", "e9", "x", "_", "-", "\r", "\x00"))
 @example("\n")
 @example("1\n")
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_comparing_outputs_takes_linear_time(unit: str) -> None:
     hold_to_linear(OUTPUTS, lambda size: grown(unit, size))
     hold_to_linear(OUTPUTS, lambda size: "1" + grown(unit, size) + "1")
@@ -228,7 +228,7 @@ def test_comparing_outputs_takes_linear_time(unit: str) -> None:
 @example("", "i1", "")
 @example("", "\n", "")
 @example("", "=\n", "")
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_reading_results_takes_linear_time(opening: str, unit: str, closing: str) -> None:
     hold_to_linear(RESULTS, lambda size: opening + grown(unit, size) + closing)
 

@@ -50,7 +50,7 @@ def test_weights_that_add_up_to_one_reward_all_tests_with_one() -> None:
 
 
 @given(st.sampled_from(POLICIES), st.permutations(range(4)), st.sets(st.integers(0, 3)))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_stopping_early_never_changes_a_reward(
     policy: Any, order: list[int], right: set[int]
 ) -> None:
@@ -169,7 +169,7 @@ def test_numbers_of_results_are_close_by_the_same_rules(
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False), st.floats(0, 1))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_every_number_is_close_to_itself(value: float, tolerance: float) -> None:
     checker = FloatChecker(absolute=0, relative=tolerance)
     assert result_is_right(checker, value, encode(value), static_types=False)

@@ -84,11 +84,11 @@ class Choosing(RuleBasedStateMachine):
 
 
 TestChoosing = Choosing.TestCase
-TestChoosing.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestChoosing.settings = settings(max_examples=40, stateful_step_count=40)
 
 
 @given(burst=st.lists(st.tuples(sessions, groups), max_size=120))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_new_requests_never_unbalance_by_more_than_the_slack(burst):
     """Whatever begins alike: nobody waits on a loaded replica while another is idle."""
     config = RouterConfig(spill_threshold=6, spill_ratio=0.25)
@@ -106,7 +106,7 @@ def test_new_requests_never_unbalance_by_more_than_the_slack(burst):
 
 
 @given(order=st.permutations(range(12)), calls=st.integers(2, 5))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_sessions_stay_home_while_nothing_is_wrong(order, calls):
     chooser, homes = ReplicaChooser(RouterConfig()), {}
     for turn in range(calls):
@@ -118,7 +118,7 @@ def test_sessions_stay_home_while_nothing_is_wrong(order, calls):
 
 
 @given(failing=st.sampled_from(REPLICAS), rounds=st.integers(20, 60))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_a_replica_that_fails_fast_attracts_nothing_and_starves_nobody(failing, rounds):
     """It always looks idle; all the same the others get nearly every request."""
     chooser, failures, now = ReplicaChooser(RouterConfig(eject_after=3)), 0, 0.0

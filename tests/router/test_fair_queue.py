@@ -51,7 +51,7 @@ waiters = st.builds(Waiter, priority=st.integers(-1, 1), flow=st.sampled_from("a
 
 
 @given(coming=st.lists(waiters, max_size=60), leaving=st.sets(st.integers(0, 59)))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_everybody_who_stays_is_served_once_and_flows_take_turns(coming, leaving):
     queue = _queue(*coming)
     stays = [waiter for number, waiter in enumerate(coming) if number not in leaving]

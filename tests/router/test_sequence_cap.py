@@ -73,7 +73,7 @@ pressures = st.builds(
 
 
 @given(looks=st.lists(st.tuples(pressures, st.integers(0, 4000)), max_size=50))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_cap_stays_within_its_bounds_whatever_an_engine_says(looks):
     config = RouterConfig(min_sequences=4, max_sequences=300)
     cap = SequenceCap(config)

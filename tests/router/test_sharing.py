@@ -88,7 +88,7 @@ news = st.tuples(names, st.dictionaries(st.sampled_from("ab"), st.integers(0, 9)
 
 
 @given(talk=st.lists(news, max_size=40))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_others_counts_are_the_sum_of_what_each_living_one_said_last(talk):
     clock, last = _Clock(), {}
     table = SharedTable(bound=10, expire_s=3.0, clock=clock)

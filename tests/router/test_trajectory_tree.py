@@ -139,7 +139,7 @@ def _moves(draw):
     return draw(st.lists(move, min_size=1, max_size=10))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(_moves())
 def test_every_sampled_token_counts_once_and_every_trajectory_is_what_an_engine_saw(moves):
     tree, known, prompts, sampled = TrajectoryTree(), [[0]], [[0]], []

@@ -21,7 +21,6 @@ REWARDS = st.lists(st.integers(-40, 40).map(lambda n: n / 4), min_size=2, max_si
 KINDS = ("grpo", "dr_grpo", "rloo")
 
 
-@settings(deadline=None)
 @given(rewards=REWARDS, shift=st.integers(-8, 8))
 @pytest.mark.parametrize("kind", KINDS)
 def test_group_advantages_sum_to_zero_and_forget_a_shift(kind, rewards, shift) -> None:
@@ -30,7 +29,6 @@ def test_group_advantages_sum_to_zero_and_forget_a_shift(kind, rewards, shift) -
     assert group_advantages([r + shift for r in rewards], kind) == pytest.approx(values, abs=1e-9)
 
 
-@settings(deadline=None)
 @given(rewards=REWARDS)
 def test_rloo_is_the_reward_less_the_mean_of_the_others(rewards) -> None:
     expected = [
@@ -40,7 +38,6 @@ def test_rloo_is_the_reward_less_the_mean_of_the_others(rewards) -> None:
     assert group_advantages(rewards, "rloo") == pytest.approx(expected, abs=1e-9)
 
 
-@settings(deadline=None)
 @given(groups=st.lists(REWARDS, min_size=1, max_size=4), seed=st.integers(0, 99))
 @pytest.mark.parametrize("baseline", [False, True])
 def test_reinforce_plus_plus_has_mean_zero_and_variance_one_over_tokens(
@@ -103,7 +100,7 @@ def loss_of(batch: dict[str, torch.Tensor], keep: torch.Tensor, algorithm: Algor
     return total.item(), current.grad
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(batch=batches())
 @pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
 @pytest.mark.parametrize("loss", LOSSES)
@@ -119,7 +116,7 @@ def test_parts_of_a_batch_add_up_to_the_whole(loss, level, batch) -> None:
     assert torch.cat([part for _, part in done]).tolist() == pytest.approx(gradient.tolist())
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(batch=batches())
 @pytest.mark.parametrize("loss", LOSSES)
 def test_on_policy_every_loss_has_the_gradient_of_reinforce(loss, batch) -> None:
