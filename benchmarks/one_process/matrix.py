@@ -11,6 +11,8 @@ _MATRIX = load_yaml(Path(__file__).with_name("matrix.yaml"))
 DISTILLATION: dict[str, dict[str, Any]] = _MATRIX["distillation"]
 STUDENT = "on_policy_distillation"
 """The preset that is run at each bound of staleness."""
+_OF_STALE = {"ratio_anchor": "proximal"}
+"""What the preset chooses for stale answers, and the demo's run file otherwise."""
 TEACHER = "distillation/reward"
 """Its last weights teach where a configuration names a teacher."""
 
@@ -19,8 +21,9 @@ def configurations() -> Iterator[Configuration]:
     """All of them, in the order in which they are worth running."""
     for name, changes in DISTILLATION.items():
         yield _configuration(f"distillation/{name}", {"preset": "sync"}, changes)
+    taught = merged(DISTILLATION["teacher"], {"algorithm": _OF_STALE})
     for bound in filter(None, ALGORITHM_BOUNDS):
-        yield _configuration(stale_name(STUDENT, bound), bounded(bound), DISTILLATION["teacher"])
+        yield _configuration(stale_name(STUDENT, bound), bounded(bound), taught)
 
 
 def _configuration(

@@ -100,6 +100,15 @@ def test_rloo_is_corrected_where_answers_can_be_stale(schedule: dict[str, Any]) 
 
 
 @pytest.mark.parametrize("schedule", STALE)
+def test_a_teachers_pull_starts_from_the_policy_as_it_is(schedule: dict[str, Any]) -> None:
+    keys = {"preset": "on_policy_distillation", "distillation": {"teacher": "large"}}
+    assert run(algorithm=keys).algorithm.ratio_anchor == "behaviour"
+    assert run(algorithm=keys, schedule=schedule).algorithm.ratio_anchor == "proximal"
+    with pytest.raises(InvalidInput, match=r"ratio_anchor.*its teacher.*set ratio_anchor"):
+        run(algorithm=keys | {"ratio_anchor": "behaviour"}, schedule=schedule)
+
+
+@pytest.mark.parametrize("schedule", STALE)
 def test_a_loss_without_a_ratio_is_refused_where_nothing_corrects_it(
     schedule: dict[str, Any],
 ) -> None:

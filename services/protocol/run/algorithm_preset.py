@@ -117,6 +117,7 @@ ALGORITHM_PRESETS: dict[str, AlgorithmPreset] = {
     # "On-Policy Distillation", Thinking Machines (2025); GKD, arXiv 2306.13649, with lambda = 1.
     "on_policy_distillation": AlgorithmPreset(
         keys={**_WEIGHTED, "distillation": {"divergence": "reverse_kl", "rewards": 0.0}},
+        of_stale={"ratio_anchor": "proximal"},
         left="`distillation.teacher`; the weight of a token, which the source does not bound; "
         "`group_size: 1`, as no two answers are compared",
     ),
@@ -126,6 +127,7 @@ ALGORITHM_PRESETS: dict[str, AlgorithmPreset] = {
             **_WEIGHTED,
             "distillation": {"teacher": "policy", "divergence": "reverse_kl", "rewards": 0.0},
         },
+        of_stale={"ratio_anchor": "proximal"},
         left="`distillation.context`; a teacher whose weights lag behind (SDFT) or stay as they "
         "were (OPSD): here it is the policy as it is served; divergences over the whole "
         "vocabulary instead of the sampled token",

@@ -23,7 +23,8 @@ def distillation_advantage(
       `M = beta T + (1 - beta) S` (GKD, arXiv 2306.13649, section 2): `(1 - beta) log(M / S)`.
 
     Args:
-        acted: `[N]`, logprobs of the policy that sampled.
+        acted: `[N]`, logprobs of the policy: as it sampled or, where older weights did, as it is
+            before the update.
         teacher: `[N]`, the teacher's logprobs of the same tokens.
         distillation: which divergence.
     """
