@@ -105,7 +105,7 @@ def test_a_teachers_pull_starts_from_the_policy_as_it_is(schedule: dict[str, Any
     assert run(algorithm=keys).algorithm.ratio_anchor == "behaviour"
     assert run(algorithm=keys, schedule=schedule).algorithm.ratio_anchor == "proximal"
     with pytest.raises(InvalidInput, match=r"ratio_anchor.*its teacher.*set ratio_anchor"):
-        run(algorithm=keys | {"ratio_anchor": "behaviour"}, schedule=schedule)
+        run(algorithm=keys | {"ratio_anchor": "behaviour"}, schedule={"max_staleness": 2})
 
 
 @pytest.mark.parametrize("schedule", STALE)

@@ -13,7 +13,7 @@ def uncorrected(
     """The field, the value and the fix of each setting."""
     oldest = schedule.max_staleness
     if algorithm.ratio_anchor == "behaviour" and oldest:
-        for reason in _wrong_from_behaviour(algorithm):
+        for reason in _wrong_from_behaviour(algorithm, oldest):
             fix = (
                 f"With schedule.max_staleness: {oldest} older weights sample some answers, and "
                 f"{reason}: set ratio_anchor: proximal."
@@ -27,8 +27,8 @@ def uncorrected(
         yield "schedule.on_stale", "mask", fix
 
 
-def _wrong_from_behaviour(algorithm: AlgorithmConfig) -> Iterator[str]:
+def _wrong_from_behaviour(algorithm: AlgorithmConfig, oldest: int) -> Iterator[str]:
     if algorithm.loss == "reinforce":
         yield "reinforce has no ratio that corrects for them"
-    if algorithm.distillation is not None:
+    if algorithm.distillation is not None and oldest > 1:  # one step does no harm: docs/teachers.md
         yield "the policy would be pulled to its teacher from where it was and not from where it is"
