@@ -45,7 +45,9 @@ def test_an_audit_of_the_guides_environment_finds_what_the_guide_says(tmp_path: 
         timeout=840,
         check=False,
     )
-    assert (done.returncode, said in done.stdout) == (1, True), done.stdout + done.stderr
+    # This folder's name has digits too, and may be paid for them.
+    found = said.rstrip() in done.stdout
+    assert (done.returncode, found) == (1, True), done.stdout + done.stderr
 
 
 async def test_an_agent_plays_the_guides_task_without_a_run(tmp_path: Path) -> None:
