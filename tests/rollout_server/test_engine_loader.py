@@ -289,3 +289,24 @@ async def test_a_first_version_of_another_dtype_or_vocabulary_is_refused_before_
     assert receiver.received == []
     await stage(one, engine, 2)
     await one.commit(2)
+
+
+async def test_a_commit_that_is_cancelled_stays_cancelled_though_the_engine_has_died() -> None:
+    paused = asyncio.Event()
+
+    class Dying(ScriptedEngine):
+        async def pause_scheduler_async(self, *, mode: str, clear_cache: bool) -> None:
+            paused.set()
+            await asyncio.Event().wait()
+
+        async def resume_generation(self) -> None:
+            raise RuntimeError("the engine is dead")
+
+    engine = Dying()
+    one = loader(engine)
+    await stage(one, engine, 4)
+    commit = asyncio.create_task(one.commit(4))
+    await paused.wait()
+    commit.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await commit

@@ -1,6 +1,7 @@
 """Orders of the bus carried out on one engine: stage, commit, drop."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -202,10 +203,20 @@ class EngineLoader:
                 self.receiver.forget()
             if self._adapter is not None:
                 self._adapter.there = True
-        finally:
-            if not self.torn:
-                await self._unpause()
+        except asyncio.CancelledError:
+            # The error of an engine that has died would take the cancellation's place.
+            with contextlib.suppress(Exception):
+                await self._go_on()
+            raise
+        except Exception:
+            await self._go_on()
+            raise
+        await self._go_on()
         return time.monotonic() - started
+
+    async def _go_on(self) -> None:
+        if not self.torn:
+            await self._unpause()
 
     async def _load(self, staged: _Staged) -> None:
         arguments = tuple(map(msgspec.msgpack.encode, (staged.manifest, staged.place)))
