@@ -201,7 +201,7 @@ def load_into(worker: Any, file: str, repack: bool) -> bool:
     import torch
 
     from services.rollout_server.engine.vllm_patches.loading import layerwise_load, load_plan
-    from services.rollout_server.weights.read_back import NotAsSent, ReadBack
+    from services.rollout_server.weights.read_back import ReadBack
 
     loaded, sent = map(version_of, torch.load(file))
     kept = layerwise_load._repack_tied_head
@@ -214,11 +214,7 @@ def load_into(worker: Any, file: str, repack: bool) -> bool:
     finally:
         layerwise_load._repack_tied_head = kept
     worker.plan, worker.loads = plan, loads + 1
-    try:
-        ReadBack().check(plan.traced, sent.block, loads)
-    except NotAsSent:
-        return False
-    return True
+    return ReadBack().check(plan.traced, sent.block, loads) is None
 
 
 def version_of(tensors: Tensors) -> VersionBytes:

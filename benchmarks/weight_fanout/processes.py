@@ -188,12 +188,17 @@ class Replica:
     async def _carry_out(self, order: Order) -> None:
         if isinstance(order, StageWeights):
             prefix = order.links[0].prefix if order.links else ""
-            self._begin(self._stage(order), Phase.STAGE, order.manifest.version, prefix)
+            work = self._report(self._stage(order), Phase.STAGE, order.manifest.version, prefix)
         elif isinstance(order, CommitWeights):
-            self._begin(self._commit(order), Phase.COMMIT, order.version, "")
+            work = self._commit(order)
+        else:
+            return
+        task = asyncio.create_task(work)
+        self._work.add(task)
+        task.add_done_callback(self._work.discard)
 
-    def _begin(
-        self, work: Coroutine[Any, Any, Any], phase: Phase, version: int, prefix: str
+    async def _report(
+        self, work: Coroutine[Any, Any, Any], phase: Phase, version: int, prefix: str = ""
     ) -> None:
         report = Report(
             member_id=self._id,
@@ -203,12 +208,13 @@ class Replica:
             error=None,
             seconds=0.0,
         )
-        task = asyncio.create_task(report_end(self._bus, replace(report, prefix=prefix), work))
-        self._work.add(task)
-        task.add_done_callback(self._work.discard)
+        await report_end(self._bus, replace(report, prefix=prefix), work)
 
     async def _commit(self, order: CommitWeights) -> None:
         self._committed = order.version
+        # There is no engine: nothing to load, and nothing to read back.
+        for phase in (Phase.COMMIT, Phase.CANARY):
+            await self._report(asyncio.sleep(0), phase, order.version)
 
     async def _stage(self, order: StageWeights) -> None:
         if order.place is None:

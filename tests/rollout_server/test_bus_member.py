@@ -102,6 +102,7 @@ class ScriptedLoader:
         self.sends: list[str] = []
         self.ended: list[str] = []
         self.error: Exception | None = None
+        self.not_as_sent: str | None = None
         self.closed = self.pageable = False
         self.receiver = self
 
@@ -116,6 +117,9 @@ class ScriptedLoader:
         if self.error is not None:
             raise self.error
         return 0.1
+
+    async def read_back(self) -> str | None:
+        return self.not_as_sent
 
     async def commit(self, version: int) -> float:
         if self.error is not None:
@@ -273,8 +277,12 @@ async def test_a_load_from_pageable_memory_is_counted(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted: asyncio.Queue[str] = asyncio.Queue()
-    count = SimpleNamespace(inc=lambda tags: counted.put_nowait(tags["result"]))
-    monkeypatch.setattr(RolloutMetrics, "orders", count)
+
+    def count(tags: dict[str, str]) -> None:
+        if tags["order"] == Phase.COMMIT:
+            counted.put_nowait(tags["result"])
+
+    monkeypatch.setattr(RolloutMetrics, "orders", SimpleNamespace(inc=count))
     for pageable, expected in ((False, ["done"]), (True, ["done", "pageable"])):
         scene.loader.pageable = pageable
         scene.bus.orders.put_nowait(CommitWeights(version=3))
@@ -305,7 +313,8 @@ async def test_the_same_order_twice_is_carried_out_once(scene: Scene) -> None:
     scene.bus.orders.put_nowait(stage(3, "e1/t0"))
     scene.bus.orders.put_nowait(stage(3, "e1/t0"))
     scene.bus.orders.put_nowait(CommitWeights(version=2))
-    await scene.next(scene.bus.reports)
+    for phase in (Phase.COMMIT, Phase.CANARY):
+        assert (await scene.next(scene.bus.reports)).phase is phase
     assert len(scene.loader.stages) <= 1
     scene.loader.gates["e1/t0"].set()
     assert (await scene.next(scene.bus.reports)).phase is Phase.STAGE
@@ -321,7 +330,8 @@ async def test_a_bus_that_forgot_the_replica_is_told_what_it_serves(scene: Scene
 async def test_an_absent_bus_is_tried_again_and_the_report_kept(scene: Scene) -> None:
     scene.bus.orders.put_nowait(stage(3, "e1/t0"))
     scene.bus.orders.put_nowait(CommitWeights(version=2))
-    await scene.next(scene.bus.reports)
+    for phase in (Phase.COMMIT, Phase.CANARY):
+        assert (await scene.next(scene.bus.reports)).phase is phase
     scene.bus.away = True
     scene.loader.gates["e1/t0"].set()
     await asyncio.wait_for(scene.bus.refused.wait(), DEADLINE_S)
@@ -353,6 +363,18 @@ async def test_every_commit_is_followed_by_its_proof(scene: Scene) -> None:
     proof = await scene.next(scene.bus.reports)
     assert (proof.phase, proof.version, proof.error) == (Phase.CANARY, 3, None)
     assert (proof.canary_logprobs, proof.canary_unmoved) == (((-3.0,),), True)
+
+
+async def test_weights_that_are_not_as_sent_are_reported_at_once_and_not_scored(
+    scene: Scene,
+) -> None:
+    scene.loader.canary, scene.loader.not_as_sent = ((1, 2),), "a.weight and 0 others"
+    scene.control.released.clear()
+    scene.bus.orders.put_nowait(CommitWeights(version=3))
+    assert (await scene.next(scene.bus.reports)).phase is Phase.COMMIT
+    proof = await scene.next(scene.bus.reports)
+    assert (proof.phase, proof.not_as_sent) == (Phase.CANARY, "a.weight and 0 others")
+    assert not scene.prover.entered.is_set()
 
 
 async def test_an_engine_that_gives_no_proof_is_reported(scene: Scene) -> None:
@@ -393,7 +415,8 @@ async def test_another_replicas_dropped_links_leave_what_is_staged_here(scene: S
     scene.bus.orders.put_nowait(DropLinks(replica_id="other", prefix="other/"))
     scene.bus.orders.put_nowait(stage(3, "e1/t0"))  # delivered again: changes nothing
     scene.bus.orders.put_nowait(CommitWeights(version=2))
-    assert (await scene.next(scene.bus.reports)).phase is Phase.COMMIT
+    for phase in (Phase.COMMIT, Phase.CANARY):
+        assert (await scene.next(scene.bus.reports)).phase is phase
     assert (scene.loader.ended, scene.loader.cancelled) == (["other/"], [])
     scene.loader.gates["e1/t0"].set()
     assert (await scene.next(scene.bus.reports)).phase is Phase.STAGE

@@ -36,7 +36,7 @@ def worker(gpu: torch.device | None = None) -> StagedWeightLoader:
     made.model = made.model_config = None
     made._mappings, made._plan = Mappings(kept=1, gpu=gpu), None
     made._read_back = ReadBack()
-    made.abandon()
+    made.start_weight_update()
     return made
 
 
@@ -65,6 +65,42 @@ def test_a_worker_loads_the_tensors_that_lie_in_the_memory_it_maps(
     assert loaded.keys() == sent.keys()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in sent.items())
     assert one.committed == {"version": 3, "digest": MANIFEST.digest}
+
+
+def test_a_version_is_held_until_it_is_read_back_or_the_next_update_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(load_plan, "load", lambda *args: SimpleNamespace(traced=[]))
+    buffer, one = SharedBuffer(block_bytes(MANIFEST)), worker()
+    for end in (one.read_back, one.start_weight_update):
+        assert buffer.begin_writing()
+        stage(one, buffer)
+        one.finish_weight_update()
+        assert not buffer.begin_writing()
+        end()
+    assert buffer.begin_writing()
+    assert one.read_back() is None
+
+
+def test_after_weights_that_are_not_as_sent_the_load_is_not_repeated_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plans: list[Any] = []
+
+    def load(*args: Any) -> Any:
+        plans.append(args[3])
+        return SimpleNamespace(traced=[])
+
+    monkeypatch.setattr(load_plan, "load", load)
+    monkeypatch.setattr(ReadBack, "check", lambda *args: "a and 0 others" if plans[1:] else None)
+    buffer, one = SharedBuffer(block_bytes(MANIFEST)), worker()
+    found = []
+    for _ in range(3):
+        stage(one, buffer)
+        one.finish_weight_update()
+        found.append(one.read_back())
+    assert found == [None, "a and 0 others", "a and 0 others"]
+    assert [one is None for one in plans] == [True, False, True]
 
 
 def test_cuda_registers_a_versions_memory_beside_the_workers_turn_for_the_next_load_from_it(

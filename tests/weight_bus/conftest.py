@@ -82,6 +82,7 @@ class Replica(Endpoint):
     """A scripted rollout server."""
 
     commit_timeout_s = 0.0
+    _has_canary = False
     keeps_copy = False
     memory_domain = ""
     has_gpu = False
@@ -102,6 +103,7 @@ class Replica(Endpoint):
         await self.bus.register_replica(introduced)
 
     async def vote(self, order: StageWeights, error: str | None = None) -> None:
+        self._has_canary = bool(order.manifest.canary)
         await self.report(
             Phase.STAGE, order.manifest.version, prefix=order.links[0].prefix, error=error
         )
@@ -113,6 +115,8 @@ class Replica(Endpoint):
 
     async def committed(self, version: int, error: str | None = None) -> None:
         await self.report(Phase.COMMIT, version, error=error, paused_s=0.01)
+        if error is None and not self._has_canary:
+            await self.report(Phase.CANARY, version)  # read back, and all is as it was sent
 
 
 class World:

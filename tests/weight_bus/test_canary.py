@@ -98,6 +98,23 @@ async def test_a_replica_in_service_whose_outputs_are_wrong_loses_its_lease_unti
     await world.until(is_leased)
 
 
+@pytest.mark.parametrize("canary", [True, False])
+async def test_a_replica_whose_weights_are_not_as_sent_loses_its_lease_whatever_the_trainer_says(
+    world: World, canary: bool
+) -> None:
+    await world.register_trainer()
+    replica = await world.replica("r", committed_version=0)
+    await world.bus.publish(manifest(1, canary=canary))
+    await commit(replica, 1)
+    await world.until(lambda t: bool(t.leased) and t.leased[0].committed_version == 1)
+    await replica.report(Phase.CANARY, 1, not_as_sent="a.weight and 0 others")
+    table = await world.until(lambda t: not t.leased)
+    assert "a.weight" in table.members[0].last_error
+    assert await replica.receive(Order) == DistrustWeights(version=1)
+    await commit(replica, 1)
+    assert not is_leased(await world.table()), "a lease came back before it was read back"
+
+
 async def test_a_proof_of_a_version_that_is_gone_changes_nothing(world: World) -> None:
     await world.register_trainer()
     replica = await world.replica("r", committed_version=0)

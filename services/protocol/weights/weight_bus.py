@@ -200,6 +200,7 @@ class Report:
             answer (`error` says why).
         canary_unmoved: for a canary, every logprob is bit for bit that of the version
             before, although the weights are not.
+        not_as_sent: for a canary, which weights were read back otherwise than they were sent.
         prefix: link prefix the phase used, empty for a commit.
         place: for a relay's stage, where the version lies.
     """
@@ -214,6 +215,7 @@ class Report:
     sent_bytes: int = 0
     canary_logprobs: CanaryLogprobs | None = None
     canary_unmoved: bool = False
+    not_as_sent: str | None = None
     prefix: str = ""
     place: Place | None = None
 

@@ -28,7 +28,7 @@ from services.protocol.weights.weights import WeightManifest
 from services.retry import retrying
 from services.rollout_server.control.replica_control import EngineControl
 from services.rollout_server.control.start_up import StartPhase
-from services.rollout_server.weights.canary import CanaryProver
+from services.rollout_server.weights.canary import CanaryProver, Proof
 from services.rollout_server.weights.engine_loader import EngineLoader
 from services.side_by_side import cancel
 
@@ -166,7 +166,7 @@ class BusMember:
             self._count(Phase.COMMIT, "pageable")
         self._reached(StartPhase.FIRST_WEIGHTS)
         RolloutMetrics.version.set(committed.version, {"replica": self._id})
-        if committed.version == order.version and committed.canary:
+        if committed.version == order.version:
             self._proving = asyncio.create_task(self._prove(committed), name="canary")
 
     async def _carry_out_control(self, order: ControlReplica) -> None:
@@ -181,12 +181,22 @@ class BusMember:
 
     async def _prove(self, manifest: WeightManifest) -> None:
         """In the background of generation: it waits for its turn like any other request."""
-        await self._control.until_released()
         await self._report_end(
             self._report(Phase.CANARY, manifest.version),
-            self._prover.prove(manifest),
-            lambda proof: {"canary_logprobs": proof.logprobs, "canary_unmoved": proof.unmoved},
+            self._proof(manifest),
+            lambda proof: {
+                "canary_logprobs": proof.logprobs,
+                "canary_unmoved": proof.unmoved,
+                "not_as_sent": proof.not_as_sent,
+            },
         )
+
+    async def _proof(self, manifest: WeightManifest) -> Proof:
+        wrong = await self._loader.read_back()
+        if wrong is not None or not manifest.canary:
+            return Proof(not_as_sent=wrong)
+        await self._control.until_released()
+        return await self._prover.prove(manifest)
 
     async def _end_proof(self) -> None:
         await cancel(self._proving)

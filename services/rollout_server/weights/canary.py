@@ -20,10 +20,12 @@ class Proof:
     Attributes:
         logprobs: its scores of the canary's sequences; None: none came.
         unmoved: bit for bit the answer of another version before.
+        not_as_sent: weights that were read back otherwise than they were sent.
     """
 
-    logprobs: CanaryLogprobs | None
-    unmoved: bool
+    logprobs: CanaryLogprobs | None = None
+    unmoved: bool = False
+    not_as_sent: str | None = None
 
 
 class CanaryProver:

@@ -228,6 +228,18 @@ class EngineLoader:
         await self._engine.collective_rpc("finish_adapter")
         await self._engine.update_weight_version(version)
 
+    async def read_back(self) -> str | None:
+        """Have the workers read back, between two steps, the version that was loaded last.
+
+        Returns:
+            Which parameters are not what was sent; None: all are.
+
+        Raises:
+            TimeoutError: the engine did not come to it.
+            Exception: from the engine.
+        """
+        return next((one for one in await self._rpc("read_back") if one is not None), None)
+
     def lose_weights(self) -> None:
         """The weights are gone: nothing is served until everything was sent again."""
         self.committed, self._staged, self.torn = None, None, True

@@ -1,4 +1,4 @@
-"""Reads back, behind a load, what a model computes with, and compares it with what was sent.
+"""Reads back, after a load, what a model computes with, and compares it with what was sent.
 
 Scores find what changes logprobs by more than rounding does; this finds the rest. A layer may have
 packed its weight, where nothing can read it. Its product with a unit vector is a column of the
@@ -23,10 +23,6 @@ _SUBNORMAL = 1e-37
 log = Log("rollout_server")
 
 
-class NotAsSent(RuntimeError):
-    """The model computes with other weights than were sent."""
-
-
 class ReadBack:
     """The parameters of one worker's model that can be read back."""
 
@@ -36,8 +32,8 @@ class ReadBack:
         self._unreadable: set[str] = set()
 
     @torch.no_grad()
-    def check(self, traced: Sequence[Traced], block: Tensor, version: int) -> None:
-        """Compare what was just loaded.
+    def check(self, traced: Sequence[Traced], block: Tensor, version: int) -> str | None:
+        """Compare what was loaded last.
 
         A parameter that was never right and is wrong for the second time, after another load, is
         none that can be read back; from then on the canary alone stands for it.
@@ -47,8 +43,8 @@ class ReadBack:
             block: the memory of the version, uint8.
             version: its number, which chooses the columns.
 
-        Raises:
-            NotAsSent: a parameter is not what was sent.
+        Returns:
+            Which parameters are not what was sent; None: all are.
         """
         looked_at = [one for one in traced if one.label not in self._unreadable]
         wrong = {one.label for one in looked_at if not _is_as_sent(one, block, version)}
@@ -58,9 +54,9 @@ class ReadBack:
         self._unreadable |= unreadable
         self._right |= {one.label for one in looked_at} - wrong
         self._wrong = wrong - unreadable
-        if self._wrong:
-            first = min(self._wrong)
-            raise NotAsSent(f"{first} and {len(self._wrong) - 1} others are not what was sent")
+        if not self._wrong:
+            return None
+        return f"{min(self._wrong)} and {len(self._wrong) - 1} others are not what was sent"
 
 
 def _is_as_sent(one: Traced, block: Tensor, version: int) -> bool:

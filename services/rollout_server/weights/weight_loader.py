@@ -5,15 +5,18 @@ must stand still for the whole transfer and a failed transfer leaves a torn mode
 has been received and checked outside the engine, which is asked for nothing before the commit:
 `update_weights` maps the version, and `finish_weight_update` loads it, between two forward steps.
 
+What the model computes with is read back afterwards, in a turn of its own.
+
 Importing this module registers the engine, which happens in every worker because the
 worker extension below lives here.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from torch import Tensor
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -52,6 +55,23 @@ class StagedInfo(WeightTransferUpdateInfo):
     place: bytes
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Unread:
+    """A version that was loaded and not read back yet.
+
+    Attributes:
+        version: its number.
+        traced: the parameters that are parts of it.
+        block: its memory, uint8.
+        held: see `HeldBuffer`.
+    """
+
+    version: int
+    traced: Sequence[load_plan.Traced]
+    block: Tensor
+    held: HeldBuffer | None
+
+
 class StagedWeightLoader(WeightTransferEngine[NoInit, StagedInfo]):
     """One worker's end: at most one staged version, and what is committed.
 
@@ -74,6 +94,7 @@ class StagedWeightLoader(WeightTransferEngine[NoInit, StagedInfo]):
         self._manifest: WeightManifest | None = None
         self._held: HeldBuffer | None = None
         self._plan: load_plan.LoadPlan | None = None
+        self._unread: _Unread | None = None
         self._read_back = ReadBack()
         self.torn = self.pageable = False
         self.committed: dict[str, Any] = {"version": None, "digest": ""}
@@ -82,7 +103,8 @@ class StagedWeightLoader(WeightTransferEngine[NoInit, StagedInfo]):
         """See `NoInit`."""
 
     def start_weight_update(self) -> None:
-        """Forget an earlier stage; the model stays live."""
+        """Forget an earlier version; the model stays live."""
+        self._unread = None
         self.abandon()
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
@@ -105,12 +127,11 @@ class StagedWeightLoader(WeightTransferEngine[NoInit, StagedInfo]):
         raise NotImplementedError
 
     def finish_weight_update(self) -> None:
-        """Load the staged version into the live model, and read it back.
+        """Load the staged version into the live model.
 
         Raises:
             RuntimeError: nothing is staged (the live model is as before), or loading failed
-                half-way, or the model is not what was sent (`torn` is then true until a commit
-                succeeds).
+                half-way (`torn` is then true until a commit succeeds).
         """
         staged, manifest = self._staged, self._manifest
         if staged is None or manifest is None:
@@ -119,7 +140,13 @@ class StagedWeightLoader(WeightTransferEngine[NoInit, StagedInfo]):
         try:
             if adapter is None:
                 self.torn = True
-                self._load(staged, manifest.version)
+                self._load(staged)
+                self._unread = _Unread(
+                    version=manifest.version,
+                    traced=self._plan.traced if self._plan is not None else (),
+                    block=staged.block,
+                    held=self._held,
+                )
             else:
                 loaded = adapter_load.prepare(self.model, adapter, staged.named_tensors())
                 self.torn = True
@@ -130,11 +157,23 @@ class StagedWeightLoader(WeightTransferEngine[NoInit, StagedInfo]):
         self.committed = {"version": manifest.version, "digest": manifest.digest}
         self._mappings.pin()
 
-    def _load(self, staged: VersionBytes, version: int) -> None:
+    def _load(self, staged: VersionBytes) -> None:
         plan, self._plan = self._plan, None  # after a failure vLLM loads by itself once more
-        plan = load_plan.load(self.model, self.model_config, staged, plan)
-        self._read_back.check(plan.traced, staged.block, version)
-        self._plan = plan
+        self._plan = load_plan.load(self.model, self.model_config, staged, plan)
+
+    def read_back(self) -> str | None:
+        """Compare what the model computes with and the version that was loaded last.
+
+        Returns:
+            Which parameters are not what was sent; None: all are, or no version waits for this.
+        """
+        unread, self._unread = self._unread, None
+        if unread is None:
+            return None
+        wrong = self._read_back.check(unread.traced, unread.block, unread.version)
+        if wrong is not None:
+            self._plan = None  # vLLM loads by itself once more
+        return wrong
 
     def abandon(self) -> None:
         """Forget what was staged, so that its memory may be written again."""
@@ -178,6 +217,10 @@ class WeightLoaderExtension:
         """
         self.weight_transfer_engine.finish_weight_update()
         weight_updates.close(self)
+
+    def read_back(self) -> str | None:
+        """See `StagedWeightLoader.read_back`."""
+        return self.weight_transfer_engine.read_back()
 
     def weights_digest(self) -> dict[str, Any]:
         """Version and digest of the bytes that were loaded last, and whether it is torn."""

@@ -108,7 +108,9 @@ class Canary:
 
     def _judge(self, answer: Report) -> str | None:
         """Export an answer; returns the problem of the weights, None if there is none."""
-        problem = self._compare(answer, self._context.canaries.get(answer.version))
+        problem = answer.not_as_sent
+        if problem is None:
+            problem = self._compare(answer, self._context.canaries.get(answer.version))
         if problem is not None:
             with contextlib.suppress(MailboxFull, KeyError):  # it is gone, or will be soon
                 self._context.post(self._replica_id, DistrustWeights(version=answer.version))
@@ -117,6 +119,8 @@ class Canary:
     def _compare(self, answer: Report, expected: CanaryLogprobs | None) -> str | None:
         """Equal outputs are only logged and counted: a step may be too small to change them."""
         tags = {"replica": self._replica_id}
+        if self._manifest is not None and not self._manifest.canary:
+            return None  # nothing was asked for
         if answer.canary_logprobs is None or expected is None or self._manifest is None:
             BusMetrics.canary_missed.inc(tags=tags)
             return None

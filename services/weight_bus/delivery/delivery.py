@@ -162,7 +162,7 @@ class Delivery:
             commit.set(paused_s=committed.paused_s)
         self._transfer.end_links_of_peers()
         is_joining = not self._in_service and replica is not None and not replica.was_leased
-        if manifest.canary and not self._in_service:
+        if not self._in_service:
             with self._span("canary", manifest):
                 await self._canary.passed(self._commit_timeout_s())
         self._context.replicas.commit(self._replica_id, manifest, received=relay is None)
