@@ -6,8 +6,10 @@ with its lock held, so that links could not share one. Therefore a process keeps
 client for each store and asks it in short questions only.
 """
 
+import atexit
 import threading
 import time
+import weakref
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -49,6 +51,7 @@ class _Connection:
 
 
 _connections: dict[tuple[str, int], _Connection] = {}
+_attempts: "weakref.WeakSet[threading.Thread]" = weakref.WeakSet()
 _lock = threading.Lock()
 
 
@@ -65,13 +68,23 @@ def connect(host: str, port: int, timeout_s: float = _CONNECT_S) -> TCPStore:
             _connections.clear()  # a process follows one bus at a time
             _connections[(host, port)] = known
             name = f"store {host}:{port}"
-            threading.Thread(
+            thread = threading.Thread(
                 target=known.attempt, args=(host, port), name=name, daemon=True
-            ).start()
+            )
+            _attempts.add(thread)
+            thread.start()
     try:
         return known.client.result(timeout_s)
     except TimeoutError:
         raise RuntimeError(f"the store at {host}:{port} does not answer") from None
+
+
+@atexit.register
+def _outlast_attempts() -> None:
+    """An error that torch raises in a thread while Python ends would abort the process."""
+    until = time.monotonic() + 2 * _CONNECT_S  # torch tries once more after its deadline
+    for thread in list(_attempts):
+        thread.join(max(0.0, until - time.monotonic()))
 
 
 def disconnect(client: TCPStore) -> None:

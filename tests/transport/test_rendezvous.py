@@ -1,6 +1,8 @@
 """How the members of a link find each other."""
 
 import socket
+import subprocess
+import sys
 import threading
 import time
 
@@ -66,3 +68,29 @@ def test_a_store_that_is_silent_costs_every_link_its_own_deadline_alone() -> Non
         for link in links:
             link.join(300)
     assert max(ended) < 4.0, "they waited one after the other"
+
+
+ENDS_WHILE_IT_CONNECTS = """
+import sys, time
+from services.transport import rendezvous
+
+class Slow:
+    def __del__(self, sleep=time.sleep):
+        sleep(6)
+
+sys.modules["slow"] = Slow()  # which Python forgets when it is about to end
+rendezvous._CONNECT_S = 2.0
+try:
+    rendezvous.connect("127.0.0.1", int(sys.argv[1]), timeout_s=0.01)
+except RuntimeError as error:
+    print(error)
+"""
+
+
+def test_a_process_that_ends_while_it_connects_ends_well() -> None:
+    with socket.socket() as closed:
+        closed.bind((HOST, 0))  # without listening, so it refuses connections
+        command = [sys.executable, "-c", ENDS_WHILE_IT_CONNECTS, str(closed.getsockname()[1])]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert "does not answer" in done.stdout
+    assert done.returncode == 0, done.stderr
