@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
+from xml.etree.ElementTree import Element
 
 from tests.not_tried import lines
 from tests.part import REPORTS
@@ -38,13 +39,20 @@ def read(report: Path) -> Part:
     failed, not_tried, passed = [], [], 0
     for case in suite.iter("testcase"):
         if case.find("failure") is not None or case.find("error") is not None:
-            failed.append(f"{case.get('classname')}::{case.get('name')}")
+            failed.append(f"{case.get('classname')}::{case.get('name')}{_why(case, report)}")
         elif (skipped := case.find("skipped")) is not None:
             not_tried.append(skipped.get("message", ""))
         else:
             passed += 1
     seconds = float(suite.get("time", 0))
     return Part(passed=passed, failed=failed, not_tried=not_tried, seconds=seconds)
+
+
+def _why(case: Element, report: Path) -> str:
+    """What failed around the tests, for which pytest has printed nothing."""
+    failure = case.find("failure")
+    is_around = failure is not None and case.get("classname") == report.stem
+    return f": {failure.get('message')}" if failure is not None and is_around else ""
 
 
 def closing(parts: dict[str, Part], seconds: float) -> list[str]:

@@ -18,6 +18,9 @@ REPORTS = Path("build/test")
 CACHES = ("torchinductor_*",)
 """What torch keeps there on purpose, for the next process."""
 
+_LAST_LINES = 60
+"""Of what a pytest that crashed said."""
+
 
 def main(name: str, *arguments: str) -> int:
     REPORTS.mkdir(parents=True, exist_ok=True)
@@ -32,16 +35,21 @@ def main(name: str, *arguments: str) -> int:
     # pytest turns its own faulthandler off before the process ends.
     command = [sys.executable, "-X", "faulthandler", "-m", "pytest"]
     command += [f"--junit-xml={report}", *arguments]
+    errors = REPORTS / f"{name}.stderr"
     try:
-        status = subprocess.run(command, env=environment).returncode
+        with errors.open("w") as stderr:
+            status = subprocess.run(command, env=environment, stderr=stderr).returncode
         left = left_in(folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    said = errors.read_text(errors="replace")
+    print(said, end="", file=sys.stderr)
     if left:
         add_failure(report, "left in the temporary folder", "\n".join(left))
         print(f"\nleft in the temporary folder by {name}:", *left, sep="\n  ")
     if status not in (0, 1) or not report.exists():
-        add_failure(report, "pytest", f"ended with status {status}")
+        last = "\n".join(said.splitlines()[-_LAST_LINES:])
+        add_failure(report, "pytest", f"ended with status {status}\n{last}")
     return status or bool(left)
 
 

@@ -13,6 +13,7 @@ def test_fails(): assert False
 def test_skips(): pytest.skip("no /dev/shm")
 """
 _LEAVING = "import tempfile\ndef test_leaves(): tempfile.mkdtemp(prefix='left-')"
+_CRASHING = "import atexit, os\natexit.register(os.abort)\ndef test_passes(): ..."
 _CLEAN = "import tempfile\ndef test_tidies():\n    with tempfile.TemporaryDirectory(): ..."
 
 
@@ -37,6 +38,14 @@ def test_a_part_fails_that_leaves_a_file_or_no_report(tmp_path: Path) -> None:
     assert "FAILED leaving::left in the temporary folder" in done.stdout
     assert "FAILED missing: no report" in done.stdout
     assert done.stdout.splitlines()[-1].startswith("make test: 1 passed, 2 failed, 0 not tried")
+
+
+def test_a_part_that_crashes_after_its_tests_says_at_the_end_of_all_how(tmp_path: Path) -> None:
+    assert _part(tmp_path, "crashing", _CRASHING).returncode != 0
+    done = _run(tmp_path, "tests.closing", "0", "crashing")
+    assert "FAILED crashing::pytest: ended with status -6" in done.stdout
+    assert "Fatal Python error: Aborted" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("make test: 1 passed, 1 failed, 0 not tried")
 
 
 def _part(folder: Path, name: str, source: str) -> subprocess.CompletedProcess[str]:
