@@ -59,7 +59,7 @@ async def judge_url() -> AsyncIterator[str]:
 
     app = web.Application()
     app.router.add_post("/", judge)
-    runner = web.AppRunner(app)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
@@ -378,7 +378,7 @@ async def test_an_answer_on_which_a_users_endpoint_fails_earns_what_the_task_say
     asked |= {"reference": reference}
     good = await graded(graders, "good", **asked)
     assert (good.verdict, good.reward) == (Verdict.ACCEPTED, 0.25), good
-    asked["timeout_s"] = 2.0
+    asked["timeout_s"] = 0.3 if "hang_on" in told else 5.0
     bad = await graded(graders, "bad", **asked)
     late = Verdict.TIME_LIMIT if "hang_on" in told else Verdict.WRONG_ANSWER
     assert (bad.verdict, bad.reward) == (late, 0.0), bad

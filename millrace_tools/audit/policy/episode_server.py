@@ -49,7 +49,7 @@ class EpisodeServer:
         app.router.add_route("*", f"{PATH}{{path:.*}}", self._sandbox)
         app.router.add_post("/v1/{path:.*}", self._post)
         app.router.add_get("/v1/models", self._models)
-        self._runner = web.AppRunner(app, access_log=None)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
 
     async def __aenter__(self) -> Self:
         """Listen on a free port."""
