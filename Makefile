@@ -40,7 +40,7 @@ test: .venv/ready  ## most tests; with less than 16 GiB of memory AT_ONCE=2
 
 # The other parts have no test that is marked as slow, and a part without tests fails.
 test-slow:  ## the tests that are marked as slow: trainings, audits, further cases
-	@$(MAKE) --no-print-directory test SELECT=slow PARTS='test-clusters test-engines test-examples'
+	@$(MAKE) --no-print-directory test SELECT=slow PARTS='test-clusters test-engines test-jails test-examples'
 
 CLUSTERS := tests/cluster tests/one_gpu tests/demo
 FAULTS := tests/chaos tests/cli

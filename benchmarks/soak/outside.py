@@ -30,7 +30,6 @@ from benchmarks.soak.engine import Findings, conclude
 from benchmarks.soak.runs import cluster_processes
 from millrace_tools.capacity.machine import free_port
 from millrace_tools.client.runs_client import RunsClient
-from millrace_tools.cluster.private_cluster import PrivateCluster
 from millrace_tools.demo.demo import DemoOptions
 from millrace_tools.deploy.run_file import read_run_file
 from services.protocol.run.orchestrator import RunConfig, RunState, RunStatus
@@ -49,8 +48,12 @@ SMALL: dict[str, dict[str, Any]] = {
     "router": {"max_recorded_sessions": 1000, "max_sessions": 1000, "max_stored_responses": 100},
 }
 """What services keep up to a bound fills within the warm-up."""
+OUTCOMES = {"plays": "played", "fails": "agent_failed"}
+"""How the run counts a session by what its agent did; it waits in vain for all others."""
 REFUSED = {"is late": {404, 409}, "says a bad reward": {400}}
 """Answers to a reward that must not count."""
+UNTAKEN = {"is late": "late", "says a bad reward": "invalid"}
+"""How the router counts it."""
 RULES = Rules(
     more={"rss_mib": 6.0, "fds": 24.0, "threads": 24.0},  # what allocators take and give back
     more_each={"rss_mib": 2 / 1024},  # a session that is kept has ten KiB and more
@@ -146,7 +149,8 @@ def main() -> None:
             config = run_config(options, Path(folder))
             status = asyncio.run(soak(demo.url, config, agents, census))
             seconds = time.monotonic() - began
-            figures = figures_of(status, agents, counted(cluster))
+            text = httpx.get(str(cluster.metrics_url), timeout=60).text
+            figures = figures_of(status, agents, text)
             left = [one.name for one in Path(folder, "sessions").glob(f"*{SESSION_PREFIX}*")]
     judge(status, figures, left, findings)
     rows = [(name, str(value)) for name, value in figures.items()]
@@ -189,18 +193,17 @@ async def soak(url: str, config: RunConfig, agents: Agents, census: Census) -> R
     return status
 
 
-def counted(cluster: PrivateCluster) -> dict[str, int]:
-    """Episodes by how they ended, as Prometheus would read them."""
-    text = httpx.get(str(cluster.metrics_url), timeout=60).text
+def counted(metrics: str, name: str, label: str) -> dict[str, int]:
+    """A counter by one of its labels, as Prometheus would read it."""
     found: Counter[str] = Counter()
-    for line in text.splitlines():
-        if line.startswith("ray_millrace_run_episodes_total{"):
-            outcome = line.split('outcome="')[1].split('"')[0]
-            found[outcome] += int(float(line.rsplit(" ", 1)[1]))
+    for line in metrics.splitlines():
+        if line.startswith(f"ray_millrace_{name}_total{{"):
+            value = line.split(f'{label}="')[1].split('"')[0]
+            found[value] += int(float(line.rsplit(" ", 1)[1]))
     return dict(found)
 
 
-def figures_of(status: RunStatus, agents: Agents, episodes: dict[str, int]) -> dict[str, Any]:
+def figures_of(status: RunStatus, agents: Agents, metrics: str) -> dict[str, Any]:
     """What the record holds."""
     summary = status.summary
     return {
@@ -208,7 +211,8 @@ def figures_of(status: RunStatus, agents: Agents, episodes: dict[str, int]) -> d
         "steps": status.step,
         "sessions": agents.ended.total(),
         "by_agents": dict(agents.ended),
-        "episodes": episodes,
+        "episodes": counted(metrics, "run_episodes", "outcome"),
+        "rewards_refused": counted(metrics, "router_rewards_refused", "reason"),
         "ledger": status.ledger.model_dump(),
         "failures": status.failures,
         "heldout": [
@@ -227,10 +231,14 @@ def judge(status: RunStatus, figures: dict[str, Any], left: list[str], findings:
     if ledger.admitted != closed + ledger.in_flight or ledger.in_flight:
         findings.wrong("ledger", f"{ledger}")
     by_agents, episodes = figures["by_agents"], figures["episodes"]
-    if episodes.get("played", 0) != by_agents.get("plays", 0):
+    ended = Counter[str]()
+    for way, count in by_agents.items():
+        ended[OUTCOMES.get(way, "agent_abandoned")] += count
+    if dict(ended) != episodes:
         findings.wrong("episodes", f"{by_agents} by the agents, {episodes} by the run")
-    if episodes.get("agent_failed", 0) != by_agents.get("fails", 0):
-        findings.wrong("episodes", f"{by_agents} by the agents, {episodes} by the run")
+    refused = {reason: by_agents.get(way, 0) for way, reason in UNTAKEN.items()}
+    if refused != figures["rewards_refused"]:
+        findings.wrong("rewards", f"{refused} by the agents, {figures['rewards_refused']} refused")
     if left:
         findings.wrong("files", f"{len(left)} sessions are left in sessions_dir")
 

@@ -91,7 +91,12 @@ def test_same_seed_same_schedule_same_numbers(repeating: Cluster) -> None:
     assert decided(first) == decided(second)
     assert lines(first, "groups.jsonl", ROW) == lines(second, "groups.jsonl", ROW)
     assert lines(first, "metrics.jsonl", TOLD) == lines(second, "metrics.jsonl", TOLD)
+    trained = [json.loads(line)["groups_trained"] for line in lines(first, "metrics.jsonl", TOLD)]
+    assert len(trained) == STEPS
+    assert all(trained)
     one, other = checkpoints(first), checkpoints(second)
     assert one.keys() == other.keys()
     assert {name for name in one if one[name] != other[name]} == set()
-    assert sum(name.endswith(".distcp") for name in one) >= STEPS
+    written = [content for name, content in one.items() if name.endswith(".distcp")]
+    assert len(written) >= STEPS
+    assert len(set(written)) == len(written), "a step changed nothing"
