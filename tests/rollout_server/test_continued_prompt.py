@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GptOssConfig, PreTrainedTokenizerFast, Qwen3Config
+from vllm.exceptions import VLLMValidationError
 
 from services.protocol.rollout_server import GenerationOrder, RecordedStart
 from services.rollout_server.http.continued_prompt import continued_prompt
@@ -285,7 +286,20 @@ async def test_six_turns_are_one_conversation_that_equals_the_template_but_for_i
 async def test_six_turns_of_a_published_template_are_one_conversation_too(
     config: Any, name: str, published: str
 ) -> None:
-    """Of the copies that TRL holds, where it is installed; it is not imported."""
+    played = await all_turns(served_as_published(config, name, published))
+    assert played.cuts == {}
+
+
+async def test_a_tool_call_under_deepseeks_published_template_is_refused_as_by_vllm(
+    config: Any,
+) -> None:
+    """It joins arguments as text, which vLLM gives to templates as objects."""
+    with pytest.raises(VLLMValidationError, match="can only concatenate str"):
+        await all_turns(served_as_published(config, "deepseek", "deepseekv3"))
+
+
+def served_as_published(config: Any, name: str, published: str) -> Model:
+    """By a copy of the template that TRL holds, where it is installed; it is not imported."""
     package = find_spec("trl")
     if package is None or not package.submodule_search_locations:
         pytest.skip("no published templates: pip install trl")
@@ -294,8 +308,7 @@ async def test_six_turns_of_a_published_template_are_one_conversation_too(
     family = replace(FAMILIES[name], template=template)
     long = copy(config.model_config)
     long.max_model_len = 8192  # tools are described at length
-    played = await all_turns(served(family, config, small_tokenizer(family), model_config=long))
-    assert played.cuts == {}
+    return served(family, config, small_tokenizer(family), model_config=long)
 
 
 async def test_sampled_tokens_stay_though_their_text_has_others(model: Model) -> None:

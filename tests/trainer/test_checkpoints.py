@@ -50,7 +50,7 @@ def test_a_checkpoint_of_two_ranks_continues_exactly_on_any_number(
             assert one.digests == other.digests
 
 
-@pytest.mark.parametrize("saved_at", [1, 2])
+@pytest.mark.parametrize("saved_at", [1, 2, 3])
 def test_a_run_goes_on_with_the_same_bits_in_and_after_its_warm_up_on_given_answers(
     rank_groups, tiny_model, make_batch, make_start, saved_at
 ) -> None:
