@@ -162,9 +162,11 @@ async def test_a_link_that_is_being_opened_holds_no_version(sender: Sender) -> N
             while memory() is not None:  # noqa: ASYNC110  (threads let go unannounced)
                 await asyncio.sleep(0.01)
         assert not sending.done()
-        await asyncio.to_thread(GlooLink(nobody, HOST, 1).open)
+        arrived = GlooLink(nobody, HOST, 1)  # which closes when it is forgotten
+        await asyncio.to_thread(arrived.open)
         with pytest.raises(LinkBroken, match="superseded"):
             await sending
+        arrived.close()
     finally:
         gc.enable()
 
