@@ -13,6 +13,7 @@ is full by then, as the bounds are small here. From then on a session may leave 
 
 import argparse
 import asyncio
+import os
 import tempfile
 import time
 from collections import Counter
@@ -36,7 +37,7 @@ from services.protocol.run.orchestrator import RunConfig, RunState, RunStatus
 from services.protocol.session import SESSION_PREFIX
 
 GROUPS, GROUP_SIZE, AGENTS = 16, 8, 32
-PROGRESS_S, TAKE_S, COUNT_S = 15.0, 5.0, 10.0
+PROGRESS_S, TAKE_S, COUNT_S, EXPORT_S = 15.0, 5.0, 10.0, 30.0
 LONGEST_S = 3600.0
 ABANDONED = 0.1
 WAYS = ("never calls", "leaves in the middle", "fails", "is late", "says a bad reward")
@@ -48,6 +49,9 @@ SMALL: dict[str, dict[str, Any]] = {
     "router": {"max_recorded_sessions": 1000, "max_sessions": 1000, "max_stored_responses": 100},
 }
 """What services keep up to a bound fills within the warm-up."""
+PRIMITIVES = "64"
+"""Kernels that oneDNN keeps in an engine, one for each number of tokens in a step. Of 1,024, its
+own bound, each a few dozen to hundreds of KiB, a soak of minutes sees no end."""
 OUTCOMES = {"plays": "played", "fails": "agent_failed"}
 """How the run counts a session by what its agent did; it waits in vain for all others."""
 REFUSED = {"is late": {404, 409}, "says a bad reward": {400}}
@@ -138,6 +142,7 @@ def main() -> None:
         sessions=(2000, "that are judged; twice as many come before them"),
         seed=(0, "of who abandons what"),
     ).parse_args()
+    os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = PRIMITIVES
     findings = Findings()
     demo = DemoOptions(seed=0, port=free_port(), steps=None)
     with tempfile.TemporaryDirectory(prefix="soak-outside-") as folder:
@@ -149,8 +154,7 @@ def main() -> None:
             config = run_config(options, Path(folder))
             status = asyncio.run(soak(demo.url, config, agents, census))
             seconds = time.monotonic() - began
-            text = httpx.get(str(cluster.metrics_url), timeout=60).text
-            figures = figures_of(status, agents, text)
+            figures = figures_of(status, agents, metrics_of(str(cluster.metrics_url), agents))
             left = [one.name for one in Path(folder, "sessions").glob(f"*{SESSION_PREFIX}*")]
     judge(status, figures, left, findings)
     rows = [(name, str(value)) for name, value in figures.items()]
@@ -191,6 +195,18 @@ async def soak(url: str, config: RunConfig, agents: Agents, census: Census) -> R
     over.set()
     await playing
     return status
+
+
+def metrics_of(url: str, agents: Agents) -> str:
+    """What Prometheus would read when the newest counts have come there, which takes seconds."""
+    expected = sum(agents.ended[way] for way in UNTAKEN)
+    deadline = time.monotonic() + EXPORT_S
+    while True:
+        text = httpx.get(url, timeout=60).text
+        refused = counted(text, "router_rewards_refused", "reason")
+        if sum(refused.values()) >= expected or time.monotonic() > deadline:
+            return text
+        time.sleep(1.0)
 
 
 def counted(metrics: str, name: str, label: str) -> dict[str, int]:
