@@ -514,7 +514,8 @@ def _outside() -> str:
         "Agents outside that do not end their sessions",
         "`benchmarks/soak/outside.py`: agents play sessions of a run over HTTP, and a tenth of"
         " them does not end its session as it should, in five ways. Late and bad rewards are"
-        " refused and change nothing.",
+        " refused and change nothing. What services keep up to a bound has a small bound here, and"
+        " is full after two thirds of the sessions; from then on no process may grow.",
         _table(
             "minutes | sessions | train steps | groups | trained | filtered | failed | problems",
             [row],
