@@ -18,6 +18,7 @@ from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
 _POLL_S = 0.005
 _CONNECT_S = 10.0
+_PAUSE_S = 10.0
 
 
 @dataclass(eq=False)
@@ -82,7 +83,8 @@ def connect(host: str, port: int, timeout_s: float = _CONNECT_S) -> TCPStore:
 @atexit.register
 def _outlast_attempts() -> None:
     """An error that torch raises in a thread while Python ends would abort the process."""
-    until = time.monotonic() + 2 * _CONNECT_S  # torch tries once more after its deadline
+    # Torch tries once more after its deadline, behind a random pause of seconds.
+    until = time.monotonic() + 2 * _CONNECT_S + _PAUSE_S
     for thread in list(_attempts):
         thread.join(max(0.0, until - time.monotonic()))
 
