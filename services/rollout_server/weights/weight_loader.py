@@ -140,10 +140,10 @@ class StagedWeightLoader(WeightTransferEngine[NoInit, StagedInfo]):
         try:
             if adapter is None:
                 self.torn = True
-                self._load(staged)
+                plan = self._load(staged)
                 self._unread = _Unread(
                     version=manifest.version,
-                    traced=self._plan.traced if self._plan is not None else (),
+                    traced=plan.traced,
                     block=staged.block,
                     held=self._held,
                 )
@@ -157,9 +157,10 @@ class StagedWeightLoader(WeightTransferEngine[NoInit, StagedInfo]):
         self.committed = {"version": manifest.version, "digest": manifest.digest}
         self._mappings.pin()
 
-    def _load(self, staged: VersionBytes) -> None:
+    def _load(self, staged: VersionBytes) -> load_plan.LoadPlan:
         plan, self._plan = self._plan, None  # after a failure vLLM loads by itself once more
         self._plan = load_plan.load(self.model, self.model_config, staged, plan)
+        return self._plan
 
     def read_back(self) -> str | None:
         """Compare what the model computes with and the version that was loaded last.
